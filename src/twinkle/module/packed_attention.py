@@ -4,7 +4,8 @@ Which attention runs is an object that travels with the forward call as a keywor
 ``CausalSpans``, the sampler its own with a cache behind it. What a layer asks of it (a scale, a window, a cap, sinks)
 is an ``AttentionForm``; ``scaled_attention`` computes it.
 
-Shapes: H query heads, G key/value heads, T packed tokens, N queries, B those of a block, S keys, D head size.
+Shapes: H query heads, G key/value heads, T packed tokens, N queries, B those of a block, D head size,
+S keys or sequences.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class PackedAttention(Protocol):
 class CausalSpans:
     """Causal attention within each ``(start, end)`` of the packed row: no shared arithmetic.
 
-    One call for all where the device has a kernel for it (``varlen``), else one per sequence. The spans cover the row,
-    one after another. It is split into them, never sliced: the gradient of a slice is as large as what it was cut
-    from, so that of all slices together would grow with their number times the row.
+    One call for all where the device has a kernel for it (``varlen``), else one per sequence, or per neighbours of one
+    length as a batch. The spans cover the row, one after another. It is split into them, never sliced: the gradient of
+    a slice is as large as what it was cut from, so that of all slices together would grow with their number times the
+    row.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -93,12 +95,15 @@ class CausalSpans:
             if self._sequences is None:
                 self._sequences = PackedSequences(lengths, query_1HTD.device)
             return self._sequences.attend(kernel, query_1HTD, key_1GTD, value_1GTD, form)
+        runs = _runs_of(lengths, form)
+        sizes = [number * length for number, length in runs]
         attended = [
-            _attend_span(query_1HND, key_1GND, value_1GND, form)
-            for query_1HND, key_1GND, value_1GND in zip(
-                query_1HTD.split(lengths, dim=2),
-                key_1GTD.split(lengths, dim=2),
-                value_1GTD.split(lengths, dim=2),
+            _attend_spans(query_1HND, key_1GND, value_1GND, form, number)
+            for (number, _), query_1HND, key_1GND, value_1GND in zip(
+                runs,
+                query_1HTD.split(sizes, dim=2),
+                key_1GTD.split(sizes, dim=2),
+                value_1GTD.split(sizes, dim=2),
                 strict=True,
             )
         ]
@@ -108,6 +113,34 @@ class CausalSpans:
         """See :class:`PackedAttention`; every sequence is there from its beginning."""
         lengths = [end - start for start, end in self.spans]
         return [SequenceRecords(0, rows_SR) for rows_SR in records_TR.split(lengths)]
+
+
+def _runs_of(lengths: Sequence[int], form: AttentionForm) -> list[tuple[int, int]]:
+    """How many neighbours have which length; only those that are attended whole and plainly are put together."""
+    runs: list[tuple[int, int]] = []
+    for length in lengths:
+        if runs and runs[-1][1] == length and _is_plain(length, form):
+            runs[-1] = (runs[-1][0] + 1, length)
+        else:
+            runs.append((1, length))
+    return runs
+
+
+def _is_plain(length: int, form: AttentionForm) -> bool:
+    is_cut = length > (form.window or length) or length > (form.chunk or length)
+    return not is_cut and form.cap is None and form.sinks is None
+
+
+def _attend_spans(
+    query_1HND: torch.Tensor, key_1GND: torch.Tensor, value_1GND: torch.Tensor, form: AttentionForm, number: int
+) -> torch.Tensor:
+    """The attended values [1, N, H, D] of so many sequences of one length, each for itself, in one call."""
+    if number == 1:
+        return _attend_span(query_1HND, key_1GND, value_1GND, form)
+    query_SHND, key_SGND, value_SGND = (
+        matrix.unflatten(2, (number, -1)).squeeze(0).transpose(0, 1) for matrix in (query_1HND, key_1GND, value_1GND)
+    )
+    return attend(query_SHND, key_SGND, value_SGND, form=form, is_causal=True).flatten(0, 1).unsqueeze(0)
 
 
 def _attend_span(

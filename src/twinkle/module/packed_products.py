@@ -5,12 +5,13 @@ product with the frozen weight, whose rows are independent (see ``row_product``)
 those alone, and what keeps a tenant's NaN in its own rows. A mask would not, since ``0 * NaN`` is NaN. It is the
 reference for ``stacked``, which does the same with few kernels where launching one costs more than running it.
 
-Shapes: T packed tokens, A assignments of tokens to experts, E experts, I inputs, O outputs, R rank.
+Shapes: T packed tokens, A assignments of tokens to experts, E experts, I inputs, O outputs, R rank;
+r rows of a run, n of one of its segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -66,6 +67,17 @@ class NoUpdates:
         """See :class:`LayerUpdates`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring segments that share ``weight``."""
+
+    start: int
+    end: int
+    scale: float
+    weight: LoraPair
+    pairs: tuple[SegmentPair, ...]
+
+
 @dataclass(frozen=True)
 class LoopedProducts:
     """One small product after another, in the order of the segments. What it saves is ``x A^T`` [rows, R] of each run.
@@ -83,51 +95,40 @@ class LoopedProducts:
             y_AO[row.start : row.end] = self.rows(x_AI[row.start : row.end], weight_EOI[row.expert])
         return y_AO
 
-    def add_updates(
-        self, y_TO: torch.Tensor, x_TI: torch.Tensor, pairs: Sequence[SegmentPair]
-    ) -> tuple[torch.Tensor, ...]:
-        """Add each segment's update to ``y`` in place; return what its gradient needs."""
-        return tuple(
-            _add_lora(self.rows, y_TO[run[0].start : run[-1].end], x_TI[run[0].start : run[-1].end], run[0])
-            for run in runs_of(pairs)
-        )
 
-    def add_update_gradients(
-        self,
-        *,
-        dy_TO: torch.Tensor,
-        dx_TI: torch.Tensor,
-        x_TI: torch.Tensor,
-        saved: Sequence[torch.Tensor],
-        pairs: Sequence[SegmentPair],
-    ) -> None:
-        """Add each segment's share to ``dx`` and to the gradient of its pair, in place."""
-        for run, inner_TR in zip(runs_of(pairs), saved, strict=True):
-            rows = slice(run[0].start, run[-1].end)
-            _add_lora_gradients(
-                self.rows, dy_TO=dy_TO[rows], dx_TI=dx_TI[rows], x_TI=x_TI[rows], inner_TR=inner_TR, run=run
-            )
-
-
-@dataclass(frozen=True)
 class LoopedUpdates:
-    """The updates of one layer, segment by segment."""
+    """The updates of one layer, segment by segment; the segments come in the order of their rows."""
 
-    products: LoopedProducts
-    pairs: Sequence[SegmentPair]
+    def __init__(self, products: LoopedProducts, pairs: Iterable[SegmentPair]) -> None:
+        self._rows = products.rows
+        self._runs = runs_of(pairs)
+        self._sizes: list[int] = []
+        self._end = 0
+        for run in self._runs:
+            self._sizes += (run.start - self._end, run.end - run.start)
+            self._end = run.end
 
     def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See :class:`LayerUpdates`."""
-        return self.products.add_updates(y_TO, x_TI, self.pairs)
+        return tuple(
+            _add_lora(self._rows, y_rO, x_rI, run)
+            for run, y_rO, x_rI in zip(self._runs, self._cut(y_TO), self._cut(x_TI), strict=True)
+        )
 
     def add_gradients(
         self, *, dy_TO: torch.Tensor, dx_TI: torch.Tensor, x_TI: torch.Tensor, saved: Sequence[torch.Tensor]
     ) -> None:
         """See :class:`LayerUpdates`."""
-        self.products.add_update_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved, pairs=self.pairs)
+        cuts = (self._cut(matrix) for matrix in (dy_TO, dx_TI, x_TI))
+        for run, inner_rR, dy_rO, dx_rI, x_rI in zip(self._runs, saved, *cuts, strict=True):
+            _add_lora_gradients(self._rows, dy_rO=dy_rO, dx_rI=dx_rI, x_rI=x_rI, inner_rR=inner_rR, run=run)
+
+    def _cut(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The rows of each run: by one call, since there are many calls of little else."""
+        return matrix.split((*self._sizes, matrix.shape[0] - self._end))[1::2]
 
 
-def runs_of(pairs: Sequence[SegmentPair]) -> list[list[SegmentPair]]:
+def runs_of(pairs: Iterable[SegmentPair]) -> list[Run]:
     """Neighbouring segments that share their weights."""
     runs: list[list[SegmentPair]] = []
     for pair in pairs:
@@ -135,37 +136,54 @@ def runs_of(pairs: Sequence[SegmentPair]) -> list[list[SegmentPair]]:
             runs[-1].append(pair)
         else:
             runs.append([pair])
-    return runs
+    return [Run(run[0].start, run[-1].end, run[0].scale, run[0].weight, tuple(run)) for run in runs]
 
 
-def _add_lora(product: RowProduct, y_TO: torch.Tensor, x_TI: torch.Tensor, pair: SegmentPair) -> torch.Tensor:
-    """Add ``scale * x A^T B^T`` to ``y`` in place, for all its rows; return ``x A^T``, which the gradient needs."""
-    inner_TR = product(x_TI, pair.weight.a)
-    product.add_(y_TO, inner_TR, pair.weight.b, pair.scale)
-    return inner_TR
+def _add_lora(product: RowProduct, y_rO: torch.Tensor, x_rI: torch.Tensor, run: Run) -> torch.Tensor:
+    """Add ``scale * x A^T B^T`` to ``y`` in place for all rows of a run; return ``x A^T``, which the gradient needs."""
+    inner_rR = product(x_rI, run.weight.a)
+    product.add_(y_rO, inner_rR, run.weight.b.t(), run.scale)
+    return inner_rR
 
 
 def _add_lora_gradients(
     product: RowProduct,
     *,
-    dy_TO: torch.Tensor,
-    dx_TI: torch.Tensor,
-    x_TI: torch.Tensor,
-    inner_TR: torch.Tensor,
-    run: Sequence[SegmentPair],
+    dy_rO: torch.Tensor,
+    dx_rI: torch.Tensor,
+    x_rI: torch.Tensor,
+    inner_rR: torch.Tensor,
+    run: Run,
 ) -> None:
     """Add a run's share to ``dx`` and, segment by segment, to the gradients of its pairs, in place.
 
     The matrices hold the run's rows only.
     """
-    weight, scale, first = run[0].weight, run[0].scale, run[0].start
-    d_inner_TR = product(dy_TO, weight.b.t())
-    for pair in run:
-        if pair.gradient is not None:
-            rows = slice(pair.start - first, pair.end - first)
-            product.add_outer_(pair.gradient.b, dy_TO[rows], inner_TR[rows], scale)
-            product.add_outer_(pair.gradient.a, d_inner_TR[rows], x_TI[rows], scale)
-    product.add_(dx_TI, d_inner_TR, weight.a.t(), scale)
+    scale = run.scale
+    d_inner_rR = product.times(dy_rO, run.weight.b)
+    if len(run.pairs) == 1:
+        _add_sums(product, run.pairs[0].gradient, dy_rO, inner_rR, d_inner_rR, x_rI, scale)
+    else:
+        sizes = [pair.end - pair.start for pair in run.pairs]
+        cuts = (matrix.split(sizes) for matrix in (dy_rO, inner_rR, d_inner_rR, x_rI))
+        for pair, *matrices in zip(run.pairs, *cuts, strict=True):
+            _add_sums(product, pair.gradient, *matrices, scale)
+    product.add_(dx_rI, d_inner_rR, run.weight.a, scale)
+
+
+def _add_sums(
+    product: RowProduct,
+    gradient: LoraPair | None,
+    dy_nO: torch.Tensor,
+    inner_nR: torch.Tensor,
+    d_inner_nR: torch.Tensor,
+    x_nI: torch.Tensor,
+    scale: float,
+) -> None:
+    """Add what the rows of one segment say to its gradient."""
+    if gradient is not None:
+        product.add_outer_(gradient.b, dy_nO, inner_nR, scale)
+        product.add_outer_(gradient.a, d_inner_nR, x_nI, scale)
 
 
 def _is_same(left: LoraPair, right: LoraPair) -> bool:

@@ -30,19 +30,23 @@ ALIGNMENT_BYTES = 64
 class RowProduct:
     """``x @ W^T + bias`` by rows, either plain or in tiles of ``tile_rows`` rows (the last one padded with zeros).
 
-    A plain product of fewer than ``min_rows`` rows (more with several threads) is padded; with 1, nothing ever is.
+    A plain product of fewer than ``min_rows`` rows (more with several threads) or ``min_columns`` columns is padded;
+    with 1, nothing ever is.
     """
 
-    def __init__(self, tile_rows: int | None = None, *, min_rows: int = MIN_SIDE) -> None:
+    def __init__(self, tile_rows: int | None = None, *, min_rows: int = MIN_SIDE, min_columns: int = MIN_SIDE) -> None:
         self.tile_rows = tile_rows
         self.min_rows = min_rows
+        self.min_columns = min_columns
 
     def __call__(self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_TK @ weight_NK^T + bias_N``."""
         num_rows, num_outputs = x_TK.shape[0], weight_NK.shape[0]
-        if num_outputs < MIN_SIDE and self.min_rows > 1:
-            weight_NK = _pad_rows(weight_NK, MIN_SIDE)
-            bias_N = None if bias_N is None else functional.pad(bias_N, (0, MIN_SIDE - num_outputs))
+        if self._is_plain(num_rows, num_outputs):
+            return functional.linear(x_TK, weight_NK, bias_N)
+        if num_outputs < self.min_columns:
+            weight_NK = _pad_rows(weight_NK, self.min_columns)
+            bias_N = None if bias_N is None else functional.pad(bias_N, (0, self.min_columns - num_outputs))
         if self.tile_rows is not None:
             y_TN = self._tiled(x_TK, weight_NK, self.tile_rows)
             y_TN = y_TN if bias_N is None else y_TN.add_(bias_N)
@@ -50,26 +54,31 @@ class RowProduct:
             y_TN = functional.linear(_pad_rows(x_TK, self._least_rows(weight_NK.shape[0])), weight_NK, bias_N)
         return y_TN[:num_rows, :num_outputs]
 
+    def times(self, x_TK: torch.Tensor, matrix_KN: torch.Tensor) -> torch.Tensor:
+        """Return ``x_TK @ matrix_KN``."""
+        if self._is_plain(x_TK.shape[0], matrix_KN.shape[1]):
+            return torch.mm(x_TK, matrix_KN)
+        return self(x_TK, matrix_KN.t())
+
     def in_float32(self, x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
         """``x_TK @ weight_NK^T`` in float32: a GPU sums in it anyway, and need not round what comes out."""
         if x_TK.is_cuda and x_TK.dtype in (torch.bfloat16, torch.float16):
             return torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)
         return self(x_TK, weight_NK).float()
 
-    def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
-        """Add ``scale * x_TK @ weight_NK^T`` to ``y_TN`` in place."""
-        is_narrow = weight_NK.shape[0] < MIN_SIDE and self.min_rows > 1
-        if self.tile_rows is not None or is_narrow:
+    def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, matrix_KN: torch.Tensor, scale: float) -> None:
+        """Add ``scale * x_TK @ matrix_KN`` to ``y_TN`` in place."""
+        num_rows, num_columns = y_TN.shape
+        min_rows = self._least_rows(num_columns)
+        if self.tile_rows is not None or (num_columns < MIN_SIDE and self.min_rows > 1):
             # Scale and sum apart: done in one operation, the ends of a tensor may round otherwise than its middle.
-            y_TN.add_(self(x_TK, weight_NK).mul_(scale))
-            return
-        min_rows = self._least_rows(weight_NK.shape[0])
-        if x_TK.shape[0] >= min_rows:
-            y_TN.addmm_(x_TK, weight_NK.t(), alpha=scale)
+            y_TN.add_(self(x_TK, matrix_KN.t()).mul_(scale))
+        elif num_rows >= min_rows:
+            y_TN.addmm_(x_TK, matrix_KN, alpha=scale)
         else:
             padded_TN = _pad_rows(y_TN, min_rows)
-            padded_TN.addmm_(_pad_rows(x_TK, min_rows), weight_NK.t(), alpha=scale)
-            y_TN.copy_(padded_TN[: y_TN.shape[0]])
+            padded_TN.addmm_(_pad_rows(x_TK, min_rows), matrix_KN, alpha=scale)
+            y_TN.copy_(padded_TN[:num_rows])
 
     def add_outer_(self, total_MN: torch.Tensor, left_TM: torch.Tensor, right_TN: torch.Tensor, scale: float) -> None:
         """Add ``scale * left^T @ right`` to ``total_MN`` in place: a sum over tokens, the same wherever they lie."""
@@ -84,6 +93,12 @@ class RowProduct:
             total_MN.addmm_(left_TM.t(), right_TN, alpha=scale)
         else:
             total_MN.add_(left_TM.t() @ right_TN, alpha=scale)
+
+    def _is_plain(self, num_rows: int, num_columns: int) -> bool:
+        """Whether a product of so many rows and columns is made as it is, as nearly all are."""
+        if self.tile_rows is not None:
+            return False
+        return num_columns >= self.min_columns and num_rows >= self._least_rows(num_columns)
 
     def _least_rows(self, num_columns: int) -> int:
         num_threads = torch.get_num_threads()

@@ -100,7 +100,7 @@ class Route:
 
     def updates(self, path: str) -> LayerUpdates:
         """See :class:`RoutedPass`."""
-        return LoopedUpdates(self._products, tuple(self.pairs(path)))
+        return LoopedUpdates(self._products, self.pairs(path))
 
     def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
         """See :class:`RoutedPass`."""

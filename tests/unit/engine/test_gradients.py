@@ -9,6 +9,7 @@ import transformers
 from harness.families import FAMILIES
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer
+from twinkle.model.fused.job_run import all_finite
 from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
 
@@ -69,3 +70,14 @@ def test_fused_gradients_equal_those_of_peft_and_autograd(family, base_dirs, loa
         for path, theirs in peft_gradients(twin, job.adapter).items():
             for ours, expected in zip(job.adapter.grad_views[path], theirs, strict=True):
                 torch.testing.assert_close(ours, expected, atol=2e-4 * expected.abs().max().item(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("sick", [None, torch.nan, torch.inf, -torch.inf])
+def test_a_buffer_is_finite_if_every_entry_is_also_where_their_sum_is_not(sick):
+    buffer = torch.full((5000,), 3e38)
+    assert torch.isinf(buffer.sum())
+    if sick is not None:
+        buffer[4321] = sick
+
+    assert all_finite(buffer) == (sick is None)
+    assert all_finite(buffer.clamp(-1, 1)) == (sick is None or abs(sick) == torch.inf)

@@ -7,6 +7,9 @@ import sys
 import pytest
 import torch
 
+from twinkle.model.fused.determinism import gives_the_same
+from twinkle.module.row_product import RowProduct
+
 MEASURE = """
 import torch
 if {too_late}:
@@ -30,3 +33,17 @@ def test_a_mode_chosen_after_the_first_product_is_not_promised() -> None:
 
     assert (in_time, mode_in_time) == ("True", "mkl-strict")
     assert late == "False" and mode_late in ("tiled", "none")
+
+
+def test_products_of_few_columns_go_unpadded_only_where_their_bits_are_those_of_padded_ones() -> None:
+    class Rounding(RowProduct):
+        def __call__(
+            self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            is_narrow = weight_NK.shape[0] == 3
+            return super().__call__(x_TK, weight_NK, bias_N) * (1 + 1e-6 * is_narrow)
+
+    padded = RowProduct(min_rows=4)
+
+    assert gives_the_same(padded, padded, torch.float32)
+    assert not gives_the_same(Rounding(min_rows=4, min_columns=1), padded, torch.float32)

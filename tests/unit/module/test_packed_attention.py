@@ -74,13 +74,34 @@ def test_values_and_gradients_are_those_of_slices_bit_by_bit(lengths, heads, win
 
 
 def test_no_gradient_is_added_up_over_the_whole_row_for_each_sequence():
-    inputs = inputs_of(24 * 5, HEADS["shared keys"])
-    attended = CausalSpans(spans_of([5] * 24))(0, *inputs, form=AttentionForm(0.25))
+    inputs = inputs_of(12 * 11, HEADS["shared keys"])
+    attended = CausalSpans(spans_of([5, 6] * 12))(0, *inputs, form=AttentionForm(0.25))
     with torch.profiler.profile() as profile:
         torch.autograd.grad(attended, inputs, torch.ones_like(attended))
     operations = {event.key for event in profile.key_averages()}
     assert "aten::cat" in operations
     assert not {"aten::slice_backward", "aten::add", "aten::add_"} & operations
+
+
+@pytest.mark.parametrize(
+    ("lengths", "form", "num_calls"),
+    [
+        ([5] * 24, AttentionForm(0.25), 1),
+        ([5] * 24, AttentionForm(0.25, window=5), 1),
+        ([5, 5, 6, 6, 5], AttentionForm(0.25), 3),
+        ([5] * 3, AttentionForm(0.25, window=4), 6),
+        ([5] * 3, AttentionForm(0.25, chunk=4), 6),
+        ([5] * 3, AttentionForm(0.25, sinks=torch.zeros(4)), 3),
+    ],
+)
+def test_neighbours_of_one_length_are_attended_in_one_call_where_each_is_whole(lengths, form, num_calls):
+    inputs = inputs_of(sum(lengths), HEADS["shared keys"])
+    with torch.profiler.profile() as profile, torch.no_grad():
+        attended = CausalSpans(spans_of(lengths))(0, *inputs, form=form)
+    calls = {event.key: event.count for event in profile.key_averages()}
+
+    assert calls["aten::scaled_dot_product_attention"] == num_calls
+    assert attended.shape == (1, sum(lengths), 4, SIZE)
 
 
 def test_spans_that_leave_tokens_out_are_an_error():

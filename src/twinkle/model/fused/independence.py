@@ -16,7 +16,8 @@ from twinkle.model.fused.probe import is_off
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig, LoraPool
 
-LENGTHS = ((67, 3), (9,))
+LENGTHS = ((67, 9), (9,))
+"""Of each job's datums; neighbours of one length are attended together."""
 RANK = 4
 
 RunJobs = Callable[[Sequence[TrainJob]], list[TrainOutcome | Exception]]

@@ -21,7 +21,7 @@ from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused import entropy
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.module.adapter import LoraAdapter, LoraPair
-from twinkle.module.packed_products import LoopedProducts, SegmentPair
+from twinkle.module.packed_products import LoopedProducts, LoopedUpdates, SegmentPair
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Segment
 
@@ -119,7 +119,7 @@ class LossHead:
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Float32 logits of the given rows; the segments count within these rows."""
         logits_TV = self.products.rows.in_float32(hidden_TH, self.weight_VH)
-        self.products.add_updates(logits_TV, hidden_TH.float(), list(self._pairs(segments)))
+        LoopedUpdates(self.products, self._pairs(segments)).add(logits_TV, hidden_TH.float())
         return self.form.apply_(logits_TV)
 
     def _pairs(self, segments: Iterable[Segment]) -> Iterator[SegmentPair]:
@@ -179,13 +179,12 @@ class LossHead:
         logits_nV = self.products.rows.in_float32(hidden_nH, self.weight_VH)
         spans = _spans(group)
         x_nH = hidden_nH.float()
-        pairs = list(
-            self._pairs(
-                Segment(piece.item.adapter, span.start, span.stop, piece.item.gradient)
-                for piece, span in zip(group, spans, strict=True)
-            )
-        )
-        saved = self.products.add_updates(logits_nV, x_nH, pairs)
+        segments = [
+            Segment(piece.item.adapter, span.start, span.stop, piece.item.gradient)
+            for piece, span in zip(group, spans, strict=True)
+        ]
+        updates = LoopedUpdates(self.products, self._pairs(segments))
+        saved = updates.add(logits_nV, x_nH)
         logits_nV = self.form.apply_(logits_nV)
         for piece, span in zip(group, spans, strict=True):
             if piece.item.wants_entropies:
@@ -216,7 +215,7 @@ class LossHead:
         if slopes_nV is not None:
             d_logits_nV.mul_(slopes_nV)
         d_rows_nH = self.products.rows.in_float32(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t())
-        self.products.add_update_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved, pairs=pairs)
+        updates.add_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved)
         for piece, span in zip(group, spans, strict=True):
             d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
 
