@@ -207,6 +207,8 @@ def test_a_pause_that_no_plan_has_heard_of_holds_the_job_however_it_leaves_its_r
     assert jobs.ready() == [] and not jobs.is_free("a")
     jobs.jobs.request_resume("a", "t0")
     assert jobs.ready() == ["a"] and jobs.is_free("a")
+    goes_on = [(1, "failed"), (2, None)] if leaves == "its attempt fails" else [(1, None)]
+    assert jobs.outcomes("a") == goes_on
 
 
 def test_a_job_that_is_to_be_cancelled_is_not_held_by_an_earlier_pause(jobs: JobBench) -> None:

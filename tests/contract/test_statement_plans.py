@@ -20,7 +20,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.job import JobEvent, JobKind, JobState
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.jobs.hooks import DueJob
@@ -186,7 +186,7 @@ def _sweep(bench: Bench, lease: Lease) -> None:
 def _page_of_jobs(bench: Bench, lease: Lease) -> None:
     jobs = bench.stores.jobs
     first = jobs.page("t0", limit=50)
-    place = Place(created_at=first[-1].created_at, id=first[-1].id)
+    place = PlaceInList(created_at=first[-1].created_at, id=first[-1].id)
     assert len(jobs.page("t0", limit=50, after=place)) == 50
     assert len(jobs.page("t0", limit=50, states=[JobState.SUCCEEDED], kinds=[JobKind.OPS])) == 50
     assert jobs.page("t0", limit=50, states=[JobState.RUNNING]) == []
@@ -349,7 +349,7 @@ def test_with_ten_thousand_ready_jobs_a_claim_and_a_page_of_the_list_read_few_of
 def test_a_page_of_runs_or_checkpoints_is_one_query_that_walks_an_index(
     crowded: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(created_at=0.0, id="tinker://4/weights/x")
+    place = PlaceInList(created_at=0.0, id="tinker://4/weights/x")
     lists: dict[str, Callable[[], object]] = {
         "runs": lambda: crowded.adapters.newest_of("t0", limit=100, after=replace(place, id="a")),
         "checkpoints": lambda: crowded.checkpoints.newest_of("t0", limit=100, after=place),

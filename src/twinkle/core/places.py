@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PlaceInList:
     """A place among what a tenant has: behind this one, which need not be there."""
 
     created_at: float

@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 _SQL_THREADS = 4
 _RETRY_S = 1.0
+_LAST_TRIES = 3
+"""How often a runner that is to stop asks a journal that is away."""
 _FIRST_PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -106,13 +108,17 @@ class JobRunner:
     async def run(self, job_id: str, *, watcher: AttemptWatcher | None = None) -> Job | None:
         """Run a job until it ends, pauses, or its attempt fails; how it stands then, ``None`` if it was not to be had.
 
-        Also ``None``: it was lost to another runner meanwhile.
+        Also ``None``: it was lost to another runner meanwhile, or this one was to stop while the journal was away: then
+        the lease ends by itself.
         """
         if self._is_stopping:
             return None
         self._num_runs += 1
         try:
             return await self._claim_and_run(job_id, watcher)
+        except StorageUnavailable as error:
+            _log.warning("job.left_behind", job=job_id, error=error.message, next="another runner goes on")
+            return None
         finally:
             async with self._all_ended:
                 self._num_runs -= 1
@@ -143,7 +149,7 @@ class JobRunner:
         return ended
 
     async def stop(self) -> None:
-        """Give all jobs back at once, and take no more. Returns when the journal has them."""
+        """Give all jobs back at once, and take no more. Returns when the journal has them, or is away for seconds."""
         self._is_stopping = True
         for task in list(self._plans_under_way):
             task.cancel()
@@ -292,11 +298,19 @@ class JobRunner:
         return signals
 
     async def _sql(self, ask: Callable[[], T]) -> T:
-        """Ask the journal, however long it is away: every write is fenced, so late is as good as never."""
+        """Ask the journal, however long it is away: every write is fenced, so late is as good as never.
+
+        Raises:
+            StorageUnavailable: It is away, and this runner is to stop.
+        """
+        tries_left = _LAST_TRIES
         while True:
             try:
                 return await self._block(ask)
             except StorageUnavailable as error:
+                tries_left -= self._is_stopping
+                if not tries_left:
+                    raise
                 _log.warning("job.waits_for_database", error=error.message, retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
 

@@ -61,7 +61,8 @@ class Webhooks:
     clock: Clock
     allowed: Sequence[Network] = ()
     """Networks beside the public internet."""
-    verify: ssl.SSLContext | bool = True
+    verify: ssl.SSLContext = field(default_factory=partial(httpx.create_ssl_context, trust_env=False))
+    """Whose certificates are believed. To read them takes some 30 ms of the loop, so it is done once."""
     threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_SQL_THREADS, thread_name_prefix="webhooks-sql")
     )

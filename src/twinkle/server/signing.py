@@ -19,6 +19,7 @@ from typing import TypeAlias
 import structlog
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.places import PlaceInList
 from twinkle.core.settings import Settings
 
 Part: TypeAlias = str | int | float
@@ -65,12 +66,12 @@ class Cursors:
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
 
-    def write(self, tenant: str, listing: str, *place: Part) -> str:
-        """The cursor of a place."""
-        data = base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+    def write(self, tenant: str, listing: str, created_at: float, item: str) -> str:
+        """The cursor of a place: that of an item by its id, behind which the listing goes on."""
+        data = base64.urlsafe_b64encode(json.dumps([created_at, item]).encode()).decode()
         return f"{data}.{self._signer.sign(_CURSORS, tenant, listing, data)}"
 
-    def read(self, tenant: str, listing: str, cursor: str) -> list[Part]:
+    def read(self, tenant: str, listing: str, cursor: str) -> PlaceInList:
         """The place of a cursor.
 
         Raises:
@@ -80,7 +81,8 @@ class Cursors:
         data, _, signature = cursor.rpartition(".")
         if self._signer.is_signed(_CURSORS, tenant, listing, data, signature=signature):
             try:
-                return list(json.loads(base64.urlsafe_b64decode(data)))
+                created_at, item = json.loads(base64.urlsafe_b64decode(data))
+                return PlaceInList(created_at=float(created_at), id=str(item))
             except (binascii.Error, ValueError) as error:
                 raise AssertionError("what was signed here can be read") from error
         raise InvalidInput("cursor", "is not one that this listing has given you; begin without one")

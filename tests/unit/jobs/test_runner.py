@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import queue
+import threading
+from typing import Any
 
 import pytest
 
 from harness.fake_worker import FakeWorker
 from harness.job_plans import TEST_PLANS
 from harness.jobs import JobRig, job_rig
-from harness.polling import wait_for
-from twinkle.core.errors import NotFound, StatementFailed
-from twinkle.core.job import JobClaim, JobKind, JobSignals, JobState
+from harness.polling import PATIENCE_S, wait_for
+from twinkle.core.errors import NotFound, StatementFailed, StorageUnavailable
+from twinkle.core.job import Job, JobClaim, JobKind, JobSignals, JobState
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
 from twinkle.storage.jobs.running import RunningJobs
@@ -221,6 +223,35 @@ def test_a_runner_that_is_stopped_gives_its_jobs_back_at_once_and_the_next_one_g
 
     assert given_back == [JobState.QUEUED] * 3
     assert [(job.state, job.attempt) for job in ended if job] == [(JobState.SUCCEEDED, 1)] * 3
+
+
+def test_a_runner_that_is_stopped_while_the_journal_is_away_ends_and_leaves_its_jobs_to_the_next(
+    rig: JobRig, settings: Settings, tenant: str, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_back, is_away = RunningJobs.give_back, threading.Event()
+    is_away.set()
+
+    def away(running: RunningJobs, claim: JobClaim, state: JobState, **how: Any) -> Job:
+        if is_away.is_set():
+            raise StorageUnavailable("the database is away")
+        return give_back(running, claim, state, **how)
+
+    monkeypatch.setattr(RunningJobs, "give_back", away)
+    job = rig.submit(tenant, JobKind.SUPERVISED, {"steps": 3})
+    with job_rig(settings, plans=TEST_PLANS, lease_s=1.0) as stopped:
+        with worker.paused():
+            running = stopped.start(job.id)
+            wait_for(lambda: rig.stores.jobs.find(job.id, tenant).state is JobState.RUNNING, what="the job under way")
+            ending = threading.Thread(target=stopped.stop, daemon=True)
+            ending.start()
+            ending.join(PATIENCE_S)
+            has_ended = not ending.is_alive()
+            is_away.clear()
+        running.join()
+    wait_for(lambda: rig.run(job.id), what="the lease's end, and the job's")
+
+    assert has_ended
+    assert rig.stores.jobs.find(job.id, tenant).state is JobState.SUCCEEDED
 
 
 def test_a_lease_is_renewed_again_after_a_beat_that_failed_of_what_nobody_thought_of(

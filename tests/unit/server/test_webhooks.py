@@ -133,11 +133,9 @@ def _run(stores: Stores, job: Job, *, state: JobState = JobState.SUCCEEDED) -> N
     stores.running_jobs.finish(claim, state, result={"file": "file-1"})
 
 
-def _deliver(stores: Stores, clock: HandClock, *, times: int = 6, allowed: Any = LOOPBACK, verify: Any = True) -> None:
+def _deliver(stores: Stores, clock: HandClock, *, times: int = 6, allowed: Any = LOOPBACK, **more: Any) -> None:
     async def deliver() -> None:
-        webhooks = Webhooks(
-            hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=allowed, verify=verify
-        )
+        webhooks = Webhooks(hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=allowed, **more)
         for _ in range(times):
             await webhooks.deliver_due()
 
@@ -285,6 +283,24 @@ def test_a_tenants_dead_receiver_delays_nobody_elses(
     with stores.database.transaction() as transaction:
         for job in jobs:
             transaction.execute("UPDATE job SET notify_url = NULL WHERE id = ?", (job.id,))
+
+
+def test_the_certificates_of_this_machine_are_read_once_and_not_for_each_call(
+    stores: Stores, clock: HandClock, receiver: Receiver, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    load = ssl.SSLContext.load_verify_locations
+
+    def noted(context: ssl.SSLContext, *places: Any, **how: Any) -> None:
+        read.append("certificates")
+        load(context, *places, **how)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", noted)
+    _run(stores, submit(receiver.url))
+
+    _deliver(stores, clock)
+
+    assert len(receiver.heard) == 2 and len(read) == 1
 
 
 def test_a_redirect_is_not_followed(stores: Stores, clock: HandClock, receiver: Receiver, submit: Submit) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.job import Job, JobAttempt, JobEvent, JobKind, JobState, NewJob
-from twinkle.core.places import Place
 from twinkle.server.job_submission import REQUEST_PREFIX, ids_of, new_job, submit_jobs
 from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER, idempotency_key
@@ -91,7 +90,7 @@ async def list_jobs(
     parent: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """The caller's jobs, newest first; of some kinds, in some states, members of one."""
-    after = None if cursor is None else _place(accounts.cursors.read(tenant, _LISTING, cursor))
+    after = None if cursor is None else accounts.cursors.read(tenant, _LISTING, cursor)
     page = partial(
         book.store.page, tenant, limit=limit + 1, after=after, kinds=kind or (), states=state or (), parent=parent
     )
@@ -232,8 +231,3 @@ def _new_jobs(body: JobsRequest, tenant: str, key: str | None, ids: Mapping[str,
         new_job(tenant, one, idempotency_key=key and f"{key}:{place}", ids=ids, sealer=sealer, within=f"jobs[{place}]")
         for place, one in enumerate(body.jobs)
     ]
-
-
-def _place(place: list[str | int | float]) -> Place:
-    created_at, job_id = place
-    return Place(created_at=float(created_at), id=cast(str, job_id))

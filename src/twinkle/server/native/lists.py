@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from twinkle.core.places import Place
 from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
@@ -38,8 +37,7 @@ class _Asked:
 
     async def page(self, what: str, read: Callable[..., list[_Listed]]) -> tuple[list[_Listed], _Listed | None]:
         """The page, and the last of it if there is more behind it."""
-        place = None if self.cursor is None else self.accounts.cursors.read(self.tenant, what, self.cursor)
-        after = None if place is None else _place(place)
+        after = None if self.cursor is None else self.accounts.cursors.read(self.tenant, what, self.cursor)
         found = await self.common.listings.run(self.tenant, read, self.tenant, limit=self.limit + 1, after=after)
         return found[: self.limit], found[self.limit - 1] if len(found) > self.limit else None
 
@@ -78,8 +76,3 @@ async def list_checkpoints(asked: Asked) -> Response:
     found, last = await asked.page(_CHECKPOINTS, asked.artifacts.checkpoints.newest_of)
     following = None if last is None else asked.cursor_behind(_CHECKPOINTS, last.created_at, last.path)
     return answer(CheckpointsPage(checkpoints=[describe(one) for one in found], cursor=following))
-
-
-def _place(place: list[str | int | float]) -> Place:
-    created_at, id_ = place
-    return Place(created_at=float(created_at), id=cast(str, id_))

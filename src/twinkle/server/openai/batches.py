@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_id
 from twinkle.core.job import Job, JobKind
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.server.job_submission import new_job, submit_jobs
 from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.batch_shapes import WINDOW_S, BatchList, BatchObject, CreateBatchRequest, show
@@ -59,7 +59,7 @@ async def list_batches(
     place = None
     if after is not None:
         last = await _find(server, tenant, after)
-        place = Place(created_at=last.created_at, id=last.id)
+        place = PlaceInList(created_at=last.created_at, id=last.id)
     page = partial(server.jobs.store.page, tenant, limit=limit + 1, after=place, kinds=[JobKind.BATCH])
     found = await server.common.listings.run(tenant, page)
     data = [show(job) for job in found[:limit]]

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.job import Job, JobEvent
 from twinkle.core.model_names import HUB_SCHEMES
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.server.fine_tuned import MAX_CHECKPOINTS, PREFIX
 from twinkle.server.job_submission import new_job, submit_jobs
 from twinkle.server.openai.answers import json_answer
@@ -79,7 +79,7 @@ async def list_jobs(
     place = None
     if after is not None:
         last = await _find(server, tenant, after)
-        place = Place(created_at=last.created_at, id=last.id)
+        place = PlaceInList(created_at=last.created_at, id=last.id)
     page = partial(server.jobs.store.page, tenant, limit=limit + 1, after=place, kinds=list(METHOD_OF))
     found = await server.common.listings.run(tenant, page)
     data = [show(job) for job in found[:limit]]

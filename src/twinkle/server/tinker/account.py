@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.places import Place
 from twinkle.server.auth import is_token
 from twinkle.server.openapi import described
-from twinkle.server.signing import Part
 from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.storage.adapters.adapters import NO_PROJECT
@@ -91,7 +88,7 @@ async def audit(
 async def search_sessions(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """The tenant's sessions that match, newest first."""
     body = parse_body(SearchRequest, await common.bodies.read(request))
-    after = None if body.cursor is None else _place(accounts.cursors.read(tenant, _SEARCH, body.cursor.last_session_id))
+    after = None if body.cursor is None else accounts.cursors.read(tenant, _SEARCH, body.cursor.last_session_id)
     owner = await common.sql.run(accounts.tenants.name_of, tenant)
     if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
         return answer(SearchResponse(sessions=[]))
@@ -113,11 +110,6 @@ async def search_sessions(request: Request, common: Common, accounts: Accounts, 
             sessions=[_summary(session, owner, _status_of(common, session)) for session in page], next_cursor=cursor
         )
     )
-
-
-def _place(parts: Sequence[Part]) -> Place:
-    created_at, session_id = parts
-    return Place(created_at=float(created_at), id=str(session_id))
 
 
 def _entry(record: AuditRecord) -> AuditEntry:

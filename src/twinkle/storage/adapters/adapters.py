@@ -15,7 +15,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
 from twinkle.storage.tables import AdapterRow
@@ -90,7 +90,7 @@ class Adapters:
         found = {row.id: _adapter_of(row) for row in rows}
         return [found[one] for one in ids if one in found], int(counted.number)
 
-    def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Adapter]:
+    def newest_of(self, tenant: str, *, limit: int, after: PlaceInList | None = None) -> list[Adapter]:
         """Some of a tenant's training runs, newest first: those behind a place, if one is given. One query."""
         behind = "" if after is None else " AND (created_at, id) < (?, ?)"
         rows = self._database.read(

@@ -13,7 +13,7 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Gran
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.records import insert_lane
@@ -126,7 +126,7 @@ class Checkpoints:
         )
         return [_checkpoint_of(row) for row in rows], int(counted.number)
 
-    def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Checkpoint]:
+    def newest_of(self, tenant: str, *, limit: int, after: PlaceInList | None = None) -> list[Checkpoint]:
         """Some of a tenant's listed checkpoints, newest first: those behind a place, if one is given. One query."""
         behind = "" if after is None else " AND (created_at, path) < (?, ?)"
         rows = self._database.read(

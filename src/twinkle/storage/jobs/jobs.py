@@ -18,7 +18,7 @@ from twinkle.core.job import (
     NewJob,
 )
 from twinkle.core.limits import NO_LIMITS, TenantLimits
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.rows import COLUMNS, job_of, shown_in
 from twinkle.storage.jobs.submitting import submit
@@ -79,7 +79,7 @@ class Jobs:
         tenant: str,
         *,
         limit: int,
-        after: Place | None = None,
+        after: PlaceInList | None = None,
         kinds: Collection[JobKind] = (),
         states: Collection[JobState] = (),
         parent: str | None = None,

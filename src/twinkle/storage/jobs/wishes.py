@@ -75,7 +75,7 @@ def resume(transaction: Transaction, tenant: str, job_id: str, now: float) -> No
         transaction.execute("UPDATE job SET pause_requested_at = NULL WHERE id = ?", (row.id,))
         if row.state == JobState.PAUSED:
             waits = row.num_needs or row.broken_need is not None
-            follows = JobState.WAITING if waits else JobState.QUEUED
+            follows = JobState.WAITING if waits else _goes_on_as(transaction, row)
             transaction.execute(
                 "UPDATE job SET state = ?, expires_at = expires_at + (? - paused_at), paused_at = NULL,"
                 " not_before = 0, nudged_at = 0 WHERE id = ?",
@@ -118,6 +118,14 @@ def retry(transaction: Transaction, tenant: str, job_id: str, now: float) -> Non
     )
     for job in ids:
         append_events(transaction, job, [_status("to be retried", JobState.RETRYING)], now)
+
+
+def _goes_on_as(transaction: Transaction, row: Row) -> JobState:
+    """Whether a job that is resumed goes on in the middle of its attempt, or with another one: the last has failed."""
+    last = transaction.execute(
+        "SELECT ended_at FROM job_attempt WHERE job = ? AND attempt = ?", (row.id, row.attempt)
+    ).fetchone()
+    return JobState.QUEUED if last is None or last.ended_at is None else JobState.RETRYING
 
 
 def _cancel_group(transaction: Transaction, row: Row, now: float) -> None:

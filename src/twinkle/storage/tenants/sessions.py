@@ -13,7 +13,7 @@ from sqlmodel import Session, select
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_session_id
-from twinkle.core.places import Place
+from twinkle.core.places import PlaceInList
 from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.tables import SessionRow
 
@@ -73,7 +73,7 @@ class FoundSessions:
     """A page of a search, and the place behind which it goes on; ``None`` where there is nothing more."""
 
     sessions: list[FoundSession]
-    goes_on_behind: Place | None
+    goes_on_behind: PlaceInList | None
 
 
 def metadata_of(session: SessionRow) -> dict[str, str] | None:
@@ -211,24 +211,24 @@ class Sessions:
         return len(ids)
 
     def search(
-        self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None
+        self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: PlaceInList | None
     ) -> FoundSessions:
         """At most ``limit`` of the tenant's sessions that match, those behind ``after`` if that is given.
 
         No more than a few thousand are looked at: where that ends before the page is full, it goes on from there.
         """
         found: list[FoundSession] = []
-        last: Place | None = None
+        last: PlaceInList | None = None
         for num_looked_at, session in enumerate(self._newest_first(tenant, after)):
             is_wanted = matches(session)
             if num_looked_at == _MAX_LOOKED_AT or (is_wanted and len(found) == limit):
                 return FoundSessions(self._with_checkpoints(found), last)
-            last = Place(created_at=session.created_at, id=session.id)
+            last = PlaceInList(created_at=session.created_at, id=session.id)
             if is_wanted:
                 found.append(session)
         return FoundSessions(self._with_checkpoints(found), None)
 
-    def _newest_first(self, tenant: str, after: Place | None) -> Iterator[FoundSession]:
+    def _newest_first(self, tenant: str, after: PlaceInList | None) -> Iterator[FoundSession]:
         last = after
         while True:
             behind = "" if last is None else "AND (created_at < ? OR (created_at = ? AND id < ?))"
@@ -240,7 +240,7 @@ class Sessions:
             yield from (_found(row) for row in rows)
             if len(rows) < _BATCH:
                 return
-            last = Place(created_at=rows[-1].created_at, id=rows[-1].id)
+            last = PlaceInList(created_at=rows[-1].created_at, id=rows[-1].id)
 
     def _with_checkpoints(self, sessions: list[FoundSession]) -> list[FoundSession]:
         ids = [session.id for session in sessions]
