@@ -174,7 +174,8 @@ class PagePool:
         """Moves all pages to the front, and gives back the memory behind them; after the pass, while one goes on."""
         self._is_asked_back = bool(self._readers)
         count = self.num_pages
-        is_settled = len(self._pages) <= self._num_tensor_pages
+        last = max((page.index for page in self._pages if page is not None), default=-1)
+        is_settled = last < self._num_tensor_pages
         if self._readers or not is_settled or count == self._num_tensor_pages:
             return
         holes = sorted(index for index in self._holes if index < count)

@@ -89,6 +89,15 @@ class Pools(RuleBasedStateMachine):
         self.sequences.remove((cache, tokens))
         cache.release()
 
+    @rule(number=st.integers(0, 9), num_tokens=st.integers(1, 6))
+    def give_way_before_the_pass(self, number: int, num_tokens: int) -> None:
+        if self.sequences:
+            cache, tokens = self.sequences.pop(number % len(self.sequences))
+            cache.make_room(len(tokens), len(tokens) + num_tokens)
+            cache.release()
+        # Nothing is left to be done to a page that may be given on by now.
+        assert not self.pool._fresh and not self.pool._copies
+
     @rule(number=st.integers(0, 9))
     def fork(self, number: int) -> None:
         if self.sequences:
