@@ -165,9 +165,9 @@ def _add_lora_gradients(
         _add_sums(product, run.pairs[0].gradient, dy_rO, inner_rR, d_inner_rR, x_rI, scale)
     else:
         sizes = [pair.end - pair.start for pair in run.pairs]
-        cuts = (matrix.split(sizes) for matrix in (dy_rO, inner_rR, d_inner_rR, x_rI))
-        for pair, *matrices in zip(run.pairs, *cuts, strict=True):
-            _add_sums(product, pair.gradient, *matrices, scale)
+        dy, inner, d_inner, x = (matrix.split(sizes) for matrix in (dy_rO, inner_rR, d_inner_rR, x_rI))
+        for number, pair in enumerate(run.pairs):
+            _add_sums(product, pair.gradient, dy[number], inner[number], d_inner[number], x[number], scale)
     product.add_(dx_rI, d_inner_rR, run.weight.a, scale)
 
 
