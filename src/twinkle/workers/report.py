@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -30,10 +30,10 @@ _Event: TypeAlias = tuple[str, dict[str, object]]
 
 
 @dataclass(frozen=True)
-class _Received:
-    """A claim whose tenant's name is still to be looked up, which the step loop does not wait for."""
+class _Begun:
+    """Claims that are to be told of: nothing is made of them, or looked up, on the step loop's thread."""
 
-    claim: Claim
+    claims: tuple[Claim, ...]
     timestamp: float
 
 
@@ -58,7 +58,7 @@ class OperationReporter:
         self._hostname = hostname
         self._name_of_tenant = cache(name_of_tenant)
         self._dispatcher: EventDispatcher | None = None
-        self._events: queue.SimpleQueue[_Event | _Received | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | _Begun | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_forever, name="report", daemon=True)
 
@@ -68,10 +68,9 @@ class OperationReporter:
 
     def started(self, claims: Iterable[Claim]) -> None:
         """They were received and have begun."""
-        now = time.time()
-        for claim in claims:
-            self._events.put(_Received(claim, now))
-            self._events.put(("task-started", {"uuid": claim.request_id, "timestamp": now}))
+        begun = _Begun(tuple(claims), time.time())
+        if begun.claims:
+            self._events.put(begun)
 
     def ended(self, outcomes: Iterable[Outcome], started_at: float) -> None:
         """Their outcomes are committed."""
@@ -103,35 +102,40 @@ class OperationReporter:
         if self._dispatcher is not None:
             self._dispatcher.close()
 
-    def _send(self, events: list[_Event | _Received]) -> None:
+    def _send(self, events: list[_Event | _Begun]) -> None:
         if not events:
             return
         try:
             dispatcher = self._connected()
             for event in events:
-                kind, fields = self._describe(event) if isinstance(event, _Received) else event
-                dispatcher.send(kind, **fields)
+                for kind, fields in self._describe(event) if isinstance(event, _Begun) else (event,):
+                    dispatcher.send(kind, **fields)
             dispatcher.flush()
         except (OperationalError, OSError, TwinkleError) as error:
             self._dispatcher = None
-            _log.warning("report.failed", error=str(error), lost_events=len(events))
+            _log.warning("report.failed", error=str(error), lost_events=_count(events))
         except Exception as error:  # noqa: BLE001 - the border: one bad event must not end all that are to come
             self._dispatcher = None
-            _log.error("report.failed", error=str(error), lost_events=len(events), exc_info=error)
+            _log.error("report.failed", error=str(error), lost_events=_count(events), exc_info=error)
 
-    def _describe(self, received: _Received) -> _Event:
-        claim = received.claim
-        tenant = self._name_of_tenant(claim.tenant)
-        facts = {"tenant": tenant, "adapter": claim.lane, "seq": claim.seq, "attempt": claim.attempt}
-        return "task-received", {
-            "uuid": claim.request_id,
-            "name": claim.kind.task_name,
-            "args": f"{tenant}, {_short(claim.lane)}, {claim.seq}",
-            "kwargs": repr(facts),
-            "retries": claim.attempt - 1,
-            "root_id": claim.request_id,
-            "timestamp": received.timestamp,
-        }
+    def _describe(self, begun: _Begun) -> Iterator[_Event]:
+        """Received and started, each of them."""
+        for claim in begun.claims:
+            tenant = self._name_of_tenant(claim.tenant)
+            facts = {"tenant": tenant, "adapter": claim.lane, "seq": claim.seq, "attempt": claim.attempt}
+            yield (
+                "task-received",
+                {
+                    "uuid": claim.request_id,
+                    "name": claim.kind.task_name,
+                    "args": f"{tenant}, {_short(claim.lane)}, {claim.seq}",
+                    "kwargs": repr(facts),
+                    "retries": claim.attempt - 1,
+                    "root_id": claim.request_id,
+                    "timestamp": begun.timestamp,
+                },
+            )
+            yield "task-started", {"uuid": claim.request_id, "timestamp": begun.timestamp}
 
     def _connected(self) -> EventDispatcher:
         if self._dispatcher is None:
@@ -141,6 +145,10 @@ class OperationReporter:
                 connection, hostname=self._hostname, app=self._app, buffer_group={"task"}, buffer_limit=1000
             )
         return self._dispatcher
+
+
+def _count(events: Iterable[_Event | _Begun]) -> int:
+    return sum(2 * len(event.claims) if isinstance(event, _Begun) else 1 for event in events)
 
 
 def _short(lane: str) -> str:
