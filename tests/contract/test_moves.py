@@ -28,6 +28,8 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.core.settings import Settings
 from twinkle.scheduler.placement import choose_mesh, spread
+from twinkle.storage.database import Row, Transaction
+from twinkle.storage.journal import moves
 from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.workers.null_engine import NullEngine
 
@@ -303,6 +305,35 @@ def test_a_mesh_that_another_is_drained_to_is_not_removed(
         bench.stores.moves.remove(OTHER)
     bench.stores.moves.restore(MESH)
     bench.stores.moves.remove(OTHER)
+
+
+@pytest.mark.parametrize(("source", "target"), [(MESH, OTHER), (OTHER, MESH)])
+def test_two_meshes_are_locked_in_one_order_whichever_way_something_goes(
+    bench: Bench,
+    clock: HandClock,
+    here: WorkerRig,
+    there: WorkerRig,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    target: str,
+) -> None:
+    """Else two that move something in opposite ways would wait for each other, where rows are locked."""
+    submit_run(bench, forward_backward(1))
+    bench.stores.moves.begin("a", source)
+    settle(clock, here, there)
+    locked: list[str] = []
+    lock = moves._mesh
+
+    def locking(transaction: Transaction, name: str) -> Row:
+        locked.append(name)
+        return lock(transaction, name)
+
+    monkeypatch.setattr(moves, "_mesh", locking)
+
+    assert bench.stores.moves.begin("a", target)
+    bench.stores.moves.drain(source, to_mesh=target)
+
+    assert locked == sorted([source, target]) * 2
 
 
 def test_a_drain_that_is_taken_back_keeps_what_is_still_there(

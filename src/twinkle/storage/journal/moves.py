@@ -109,8 +109,9 @@ class Moves:
         with self._database.transaction() as transaction:
             # As in `restore`.
             transaction.execute("UPDATE lane SET moving_to = NULL WHERE moving_to = ?", (mesh,))
-            _mesh(transaction, mesh)
-            if to_mesh is not None:
+            if to_mesh is None:
+                _mesh(transaction, mesh)
+            else:
                 _require_fit(transaction, mesh, to_mesh)
             transaction.execute(
                 "UPDATE mesh SET draining_at = COALESCE(draining_at, ?), drains_to = ? WHERE name = ?",
@@ -239,7 +240,9 @@ def _mesh(transaction: Transaction, name: str) -> Row:
 
 
 def _require_fit(transaction: Transaction, from_mesh: str, to_mesh: str) -> None:
-    here, there = _mesh(transaction, from_mesh), _mesh(transaction, to_mesh)
+    # In one order, whichever way something goes: else two transactions could wait for each other.
+    rows = {name: _mesh(transaction, name) for name in sorted({from_mesh, to_mesh})}
+    here, there = rows[from_mesh], rows[to_mesh]
     if there.draining_at is not None:
         raise Conflict(f"mesh {to_mesh} is being drained itself")
     if here.capabilities is None or there.capabilities is None:
