@@ -25,7 +25,7 @@ NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class PublishedFolder:
-    """The safetensors files of a folder, read one tensor at a time.
+    """The safetensors files of a folder, one tensor at a time, which is mapped: read is what is taken of it.
 
     Raises:
         InvalidInput: There are none.
