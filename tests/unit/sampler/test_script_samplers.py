@@ -215,6 +215,8 @@ def test_other_weights_of_the_same_model_take_the_place_of_its_own(model_id, tmp
     with pytest.raises(InvalidInput, match="no model"):
         made.load_full_weights_from_path(tmp_path)
     made.shutdown()
+    with pytest.raises(RuntimeError, match="shut down; make another"):
+        made.sample([[5]], PARAMS)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -42,6 +42,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         self.tokenizer = tokenizer
         self._adapters = KnownAdapters(stepped.load_adapter)
         self._asleep: frozenset[str] = frozenset()
+        self._is_shut_down = False
 
     def sample(
         self,
@@ -70,7 +71,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
 
         Raises:
             InvalidInput: A row or a parameter is outside its limits, or the adapter is unknown or cannot be read.
-            RuntimeError: Requests are under way already, or the sampler is asleep.
+            RuntimeError: Requests are under way already, or the sampler is asleep or shut down.
             StaleWeights: A sync of its weights broke off.
         """
         self._require_ready()
@@ -109,7 +110,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
 
         Raises:
             InvalidInput: As ``sample``; more than one row or sample; or there is no tokenizer.
-            RuntimeError: The sampler is asleep; also if it falls asleep on the way.
+            RuntimeError: The sampler is asleep or shut down; also if that comes on the way.
             StaleWeights: As ``sample``; or, on the way, a sync has brought others than those that it began with.
         """
         rows = [self._encoded(row) for row in as_rows(inputs)]
@@ -217,6 +218,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
     @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def shutdown(self) -> None:
         """Free what the sampler holds. It cannot be used after that."""
+        self._is_shut_down = True
         self.stepped.shutdown()
 
     # What calls are made of.
@@ -277,6 +279,8 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         return results
 
     def _require_ready(self) -> None:
+        if self._is_shut_down:
+            raise RuntimeError("the sampler was shut down; make another one")
         self.require_settled_weights()
         if self._asleep:
             raise RuntimeError(f"the sampler is asleep ({', '.join(sorted(self._asleep))}); call wake_up() first")
