@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4GroupedLinear,
     DeepseekV4HyperConnection,
     DeepseekV4HyperHead,
 )
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
@@ -51,6 +53,8 @@ HYPER_CONNECTIONS = (DeepseekV4HyperConnection, DeepseekV4HyperHead)
 """What weighs several residual streams against each other."""
 GATED_ATTENTION = (Qwen3NextAttention, Qwen3_5Attention, Qwen3_5MoeAttention)
 """Attention that squashes a gate by a function in its forward."""
+COMPLEX_ROPE = (DeepseekV2Attention, Llama4TextAttention)
+"""Attention that turns queries and keys by products of complex numbers."""
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 
 
@@ -61,25 +65,27 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
     """Make the activations, the rotary embedding and the expert routers of ``model`` rowwise."""
     sigmoids = dict.fromkeys(SIGMOIDS, RowwiseActivation(torch.nn.Sigmoid()))
     frozen = _frozen_linear(product)
+    calls_of: Sequence[tuple[tuple[type[torch.nn.Module], ...], Mapping[Any, TorchFunction]]] = (
+        (NORMS_BY_POWER, {torch.pow: _power}),
+        (GATED_ATTENTION, sigmoids),
+        (COMPLEX_ROPE, {torch.Tensor.mul: rowwise_mul}),
+        (HYPER_CONNECTIONS, {functional.linear: frozen, **sigmoids}),
+        ((DeepseekV4GroupedLinear,), {torch.bmm: _grouped(frozen)}),
+    )
     for path, module in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
+        calls = next((calls for classes, calls in calls_of if isinstance(module, classes)), None)
         if name in ACTIVATION_NAMES or name == SCORING_NAME:
             setattr(model.get_submodule(parent), name, RowwiseActivation(module))
         elif name == ROTARY_NAME and _has_static_rope(module):
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
-        elif isinstance(module, NORMS_BY_POWER):
-            _replace_calls(module, "forward", {torch.pow: _power})
-        elif isinstance(module, GATED_ATTENTION):
-            _replace_calls(module, "forward", sigmoids)
+        elif calls is not None:
+            _replace_calls(module, "forward", calls)
         elif is_router(path):
             _replace_calls(module, "forward", {functional.linear: frozen, **sigmoids})
             if name == SHARED_GATE_NAME:
                 # What this gate gives is squashed by the block around it. Only then: a context costs each call in it.
                 _replace_calls(model.get_submodule(parent), "forward", sigmoids)
-        elif isinstance(module, HYPER_CONNECTIONS):
-            _replace_calls(module, "forward", {functional.linear: frozen, **sigmoids})
-        elif isinstance(module, DeepseekV4GroupedLinear):
-            _replace_calls(module, "forward", {torch.bmm: _grouped(frozen)})
         elif isinstance(module, torch.nn.Linear) and kind_of(path) is None:
             _replace_calls(module, "forward", {functional.linear: frozen})
         elif hasattr(module, OWN_GATE) and not ACTIVATION_NAMES.intersection(dict(module.named_children())):
@@ -121,6 +127,17 @@ def _replace_calls(module: torch.nn.Module, name: str, replacements: Mapping[Any
 def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
     """The same, but for the gradient of an inverse root, which torch computes by another power."""
     return base.rsqrt() if exponent == INVERSE_ROOT else torch.pow(base, exponent)
+
+
+def rowwise_mul(left: torch.Tensor, right: torch.Tensor | float) -> torch.Tensor:
+    """A product; of complex numbers by real ones, each rounded by itself, as vector instructions do.
+
+    What is left over is multiplied by instructions of the compiler's choice, some of which round once for two steps.
+    """
+    if not isinstance(right, torch.Tensor) or not (left.is_complex() and right.is_complex()):
+        return torch.mul(left, right)
+    (a, b), (c, d) = (torch.view_as_real(each).unbind(-1) for each in (left, right))
+    return torch.view_as_complex(torch.stack((a * c - b * d, a * d + b * c), dim=-1))
 
 
 def _frozen_linear(product: RowProduct) -> TorchFunction:

@@ -105,6 +105,22 @@ def test_any_mix_fused_equals_each_job_alone_bit_by_bit(family, plans, budget, l
     assert [tenant.result(outcome) for tenant, outcome in zip(tenants, outcomes, strict=True)] == alone
 
 
+@pytest.mark.parametrize("family", ["deepseek-v2", "llama4"])
+def test_positions_that_are_turned_as_complex_numbers_have_the_bits_of_each_job_alone(family, load_model, make_datum):
+    """Where a row has few of them, whole vectors of them seldom end where a sequence does."""
+    plans = [(0, "cross_entropy", [3, 67, 9], 1, False, True, False), (1, "cross_entropy", [9], 2, False, True, False)]
+    model = load_model(family)
+    alone = []
+    for plan in plans:
+        tenant = Tenant(model, make_datum, plan)
+        alone.append(tenant.result(model.forward_backward([tenant.job])[0]))
+    tenants = [Tenant(model, make_datum, plan) for plan in plans]
+
+    outcomes = model.forward_backward([tenant.job for tenant in tenants])
+
+    assert [tenant.result(outcome) for tenant, outcome in zip(tenants, outcomes, strict=True)] == alone
+
+
 def test_a_poisoned_job_fails_and_names_the_datum(load_model, make_datum):
     model = load_model()
     healthy = Tenant(model, make_datum, (0, "ppo", [5, 6], 1, False, True, False))
