@@ -195,4 +195,5 @@ def free_port() -> int:
 def _role_of(process: psutil.Process) -> str:
     words = process.cmdline()
     roles = {"server": "api", "worker": "worker", "housekeeping": "housekeeping", "flower": "flower"}
-    return next((roles[word] for word in words if word in roles), "broker" if "redis" in " ".join(words) else "other")
+    is_broker = any(name in " ".join(words) for name in ("redis", "valkey"))
+    return next((roles[word] for word in words if word in roles), "broker" if is_broker else "other")
