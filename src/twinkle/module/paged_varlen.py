@@ -18,20 +18,9 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from twinkle.core.events import event_log
 from twinkle.infra.sending import send
 from twinkle.module.scaled_attention import AttentionForm, attend
-from twinkle.module.varlen import (
-    MODULE,
-    TOLERANCE,
-    Ends,
-    first_line,
-    is_quick,
-    torch_kernel,
-    ways_to_call,
-)
-
-_log = event_log()
+from twinkle.module.varlen import TOLERANCE, Ends, first_right, torch_kernel, ways_to_call
 
 PAGE_TOKENS = 256
 """FlashAttention 2 takes multiples of this alone."""
@@ -96,23 +85,16 @@ def _tried(
     device_type: str, dtype: torch.dtype, head_size: int, is_shared: bool, is_windowed: bool
 ) -> PagedKernel | None:
     """A way to call torch's kernel that gives what is right; says once if there is none."""
-    failures = []
-    for function in ways_to_call(torch_kernel(device_type, dtype)):
-        for wants_ends in (False, True):
-            kernel = PagedKernel(function, wants_ends)
-            failure = _failure(kernel, torch.device(device_type), dtype, head_size, is_shared, is_windowed)
-            if failure is None:
-                return kernel
-            failures.append(first_line(failure))
-    if is_quick(device_type, dtype):
-        _log.warning(
-            "device.no_paged_attention_kernel",
-            head_size=head_size,
-            dtype=str(dtype),
-            reasons=failures or [f"torch {torch.__version__} has no {MODULE}"],
-            next="such layers read the pages of each sequence apart, or the cache has none",
-        )
-    return None
+    functions = ways_to_call(torch_kernel(device_type, dtype))
+    return first_right(
+        (PagedKernel(function, wants_ends) for function in functions for wants_ends in (False, True)),
+        lambda kernel: _failure(kernel, torch.device(device_type), dtype, head_size, is_shared, is_windowed),
+        device_type=device_type,
+        dtype=dtype,
+        head_size=head_size,
+        event="device.no_paged_attention_kernel",
+        instead="such layers read the pages of each sequence apart, or the cache has none",
+    )
 
 
 @torch.inference_mode()

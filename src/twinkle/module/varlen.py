@@ -10,12 +10,12 @@ Shapes: H query heads, G key/value heads, T packed tokens (of queries, or of key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -24,6 +24,8 @@ from twinkle.infra.sending import send
 from twinkle.module.scaled_attention import AttentionForm, attend
 
 _log = event_log()
+
+KernelT = TypeVar("KernelT")
 
 MODULE = "torch.nn.attention.varlen"
 HALF = (torch.bfloat16, torch.float16)
@@ -130,21 +132,37 @@ def kernel_for(query_1HTD: torch.Tensor, key_1GTD: torch.Tensor, form: Attention
 @cache
 def _tried(device_type: str, dtype: torch.dtype, head_size: int, is_shared: bool, is_windowed: bool) -> Kernel | None:
     """torch's kernel, if it does such a call there and back; says once if not."""
-    function = torch_kernel(device_type, dtype)
+    return first_right(
+        ways_to_call(torch_kernel(device_type, dtype)),
+        lambda kernel: _failure(kernel, torch.device(device_type), dtype, head_size, is_shared, is_windowed),
+        device_type=device_type,
+        dtype=dtype,
+        head_size=head_size,
+        event="device.no_packed_attention_kernel",
+        instead="sequences are attended one by one, slower",
+    )
+
+
+def first_right(
+    kernels: Iterable[KernelT],
+    failure_of: Callable[[KernelT], Exception | None],
+    *,
+    device_type: str,
+    dtype: torch.dtype,
+    head_size: int,
+    event: str,
+    instead: str,
+) -> KernelT | None:
+    """The first that does not fail; where none is right though there could be one, a line in the log says why."""
     failures = []
-    for kernel in ways_to_call(function):
-        failure = _failure(kernel, torch.device(device_type), dtype, head_size, is_shared, is_windowed)
+    for kernel in kernels:
+        failure = failure_of(kernel)
         if failure is None:
             return kernel
-        failures.append(first_line(failure))
+        failures.append(str(failure).partition("\n")[0])  # What torch says, without its stack.
     if is_quick(device_type, dtype):
-        _log.warning(
-            "device.no_packed_attention_kernel",
-            head_size=head_size,
-            dtype=str(dtype),
-            reasons=failures or [f"torch {torch.__version__} has no {MODULE}"],
-            next="sequences are attended one by one, slower",
-        )
+        reasons = failures or [f"torch {torch.__version__} has no {MODULE}"]
+        _log.warning(event, head_size=head_size, dtype=str(dtype), reasons=reasons, next=instead)
     return None
 
 
@@ -164,11 +182,6 @@ def torch_kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Te
 def ways_to_call(function: Callable[..., torch.Tensor] | None) -> list[Callable[..., torch.Tensor]]:
     """With the splits told, and without, for kernels that have none."""
     return [] if function is None else [partial(function, num_splits=1), function]
-
-
-def first_line(error: Exception) -> str:
-    """What torch says, without its stack."""
-    return str(error).partition("\n")[0]
 
 
 def _failure(

@@ -58,8 +58,6 @@ SELF_TEST_SLICES = (
     (4, 9),
     (60, 63),
 )
-
-
 SELF_TEST_INPUTS = (3, 61, 256, 2048)
 
 
