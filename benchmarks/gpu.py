@@ -1,6 +1,7 @@
 """The engine on a GPU, in one command and ten minutes: its tests there, what it is worth against plain PEFT, and goals.
 
-    python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ...] [--budget-s 540] [--output FILE]
+    python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ... [--add]] [--budget-s 540]
+                             [--output FILE]
 
 It needs torch, transformers, peft, pytest and psutil, and none of the queue's packages; where these are there, a step
 through the service is measured, too, and what the queue costs; where vLLM is, it samples beside ours. The model has the
@@ -76,8 +77,8 @@ FULL = Scale(
     },
     fusion=tuple(Load(tenants=count, tokens=tokens) for tokens in (32, 128, 512) for count in (1, 4, 16)),
     step=(Load(tenants=8, tokens=128), Load(tenants=8, tokens=1024)),
-    rounds=7,
-    new_tokens=64,
+    rounds=5,
+    new_tokens=32,
     ranks=(8, 64),
 )
 SHORT = Scale(
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a tiny model, few cells, few rounds")
     parser.add_argument("--size", choices=["0.6b", *LARGER], default="0.6b", help="the shape of the base model")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="instead of all")
+    parser.add_argument("--add", action="store_true", help="keep the other parts of the result that is there already")
     parser.add_argument("--budget-s", type=float, default=540.0, help="no part begins after this")
     parser.add_argument("--output", type=Path, help="instead of results/<device>.json")
     arguments = parser.parse_args()
@@ -175,6 +177,8 @@ def main() -> int:
             output=arguments.output or RESULTS / f"{_file_name(name)}.json",
             ends_at=started + arguments.budget_s,
         )
+        if arguments.add and run.output.exists():
+            run.result |= json.loads(run.output.read_text())
         run.add("benchmark", "gpu")
         run.add("machine", {**machine_facts(PACKAGES), **device_facts(arguments.device)})
         run.add("load_average", load_average())
@@ -183,7 +187,7 @@ def main() -> int:
         failed = run_parts(run, {name: PARTS[name] for name in arguments.parts})
         goals = goals_of(run.result)
         run.add("goals", as_json(goals))
-        run.add("duration_s", round(time.monotonic() - started))
+        run.add("duration_s", {**_durations(run.result), ", ".join(arguments.parts): round(time.monotonic() - started)})
     print("\n".join(goal.line for goal in goals))
     print(f"written to {run.output}")
     return int(bool(failed))
@@ -365,7 +369,7 @@ def measure_sampling(run: Run) -> list[dict[str, object]]:
         run.home,
         threads=1,
         num_tokens=run.scale.new_tokens,
-        num_rounds=min(run.scale.rounds, 3),
+        num_rounds=min(run.scale.rounds, 2),
         device=run.device,
         until=run.ends_at - LEAST_S,
     )
@@ -396,6 +400,12 @@ PARTS: dict[str, Part] = {
 
 def _median_ms(passes: Sequence[Pass]) -> float:
     return rounded(1000 * statistics.median(one.wall_s for one in passes))
+
+
+def _durations(result: Mapping[str, object]) -> Mapping[str, float]:
+    """What earlier runs took that added to this result."""
+    known = result.get("duration_s")
+    return known if isinstance(known, dict) else {}
 
 
 def _file_name(device: str) -> str:

@@ -22,6 +22,7 @@ import torch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import PictureRules
 from twinkle.hub.image_processor import patch_shape
+from twinkle.infra.sending import send
 from twinkle.module.mrope import NUM_AXES, PictureSpan, Positions, mrope_positions
 
 
@@ -162,7 +163,7 @@ class TokenRange:
 
 def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tensor, PackedPictures | None]:
     """The positions of a packed row, [T] or with pictures [3, T], and the pictures in it."""
-    positions = torch.from_numpy(_packed_positions(ranges)).to(device)
+    positions = send(_packed_positions(ranges), torch.int64, device)
     is_picture_T = np.zeros(sum(span.end - span.start for span in ranges), dtype=bool)
     pieces: list[tuple[PictureFeatures, int, int]] = []
     row = 0

@@ -1,7 +1,7 @@
 """The LoRA pool: every trainable layer of the base model is replaced once, adapters come and go as data.
 
 How rows of many adapters share a layer: ``segmented`` for a Linear, ``experts`` for a mixture of experts, ``stacked``
-for both where a device has grouped products.
+for both where a device has grouped products, ``lora_tables`` for a Linear where it has our kernels.
 
 Shapes: T packed tokens, I inputs, O outputs.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -30,6 +31,7 @@ from twinkle.module.adapter import (
 )
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import supports_grouped_products
+from twinkle.module.lora_tables import Places, TabledRoute, reads_in_place
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
@@ -103,9 +105,14 @@ class LoraPool:
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
+        self._places: Places | None = None
         if supports_grouped_products(self._device, self._compute_dtype):
+            within = [target for target in targets if target.kind != "unembed"]
+            if reads_in_place(self._device.type, self._compute_dtype):
+                self._places = Places([target.path for target in within if target.num_experts is None])
+                within = [target for target in within if target.num_experts is not None]
             self.stacks = AdapterStacks(
-                {target.path: _stack_shape(target) for target in targets if target.kind != "unembed"},
+                {target.path: _stack_shape(target) for target in within},
                 device=self._device,
                 dtype=self._compute_dtype,
                 limit_bytes=stack_bytes,
@@ -194,7 +201,10 @@ class LoraPool:
         """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
         if self.stacks is None:
             return Route(segments, self._looped)
-        return StackedRoute(segments, num_rows, self.stacks, self._device)
+        by_groups = partial(StackedRoute, segments, num_rows, self.stacks, self._device)
+        if self._places is None:
+            return by_groups()
+        return TabledRoute(segments, num_rows, self._places, device=self._device, by_groups=by_groups)
 
     @contextmanager
     def routed(self, route: RoutedPass) -> Iterator[None]:

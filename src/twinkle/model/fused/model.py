@@ -30,7 +30,7 @@ from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
 from twinkle.model.fused.independence import Independence
-from twinkle.model.fused.job_run import JobRun, settle, start_runs
+from twinkle.model.fused.job_run import JobRun, commit_all, settle, start_runs
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.model.fused.loss_head import LossHead, rows_per_group
 from twinkle.model.fused.model_info import model_info
@@ -48,6 +48,7 @@ from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.mamba import pack_mamba_layers
+from twinkle.module.norms import fuse_norms
 from twinkle.module.packed_attention import (
     ATTENTION_NAME,
     CausalSpans,
@@ -55,6 +56,7 @@ from twinkle.module.packed_attention import (
     register_packed_attention,
 )
 from twinkle.module.recurrence import LayerFunctions
+from twinkle.module.row_product import RowProduct
 from twinkle.module.rowwise import make_rowwise, rowwise_layer_functions
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
@@ -129,12 +131,8 @@ class FusedLoraModel:
         register_packed_attention()
         served = self._decoder if has_tower else model
         served.set_attn_implementation(ATTENTION_NAME)
-        is_cpu = self.device.type == "cpu"
-        functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
-        self.state_bytes = pack_delta_nets(served, functions) + pack_mamba_layers(served, functions)
+        self.state_bytes = _suit_to(self.device, served, product, config.max_position_embeddings)
         """What layers that carry a state along a sequence remember of one; 0 if there are no such layers."""
-        if is_cpu:
-            make_rowwise(served, product, config.max_position_embeddings)
         targets = find_targets(model, unembedding, served)
         self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths, memory=self.memory)
         self._head = LossHead(
@@ -342,7 +340,7 @@ class FusedLoraModel:
         valid = [run for run in runs if isinstance(run, JobRun)]
         yield from self._step.run(valid)
         settle(valid, self.ranks)
-        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+        return commit_all(runs)
 
     def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
         """Apply and clear the accumulated gradients of one adapter."""
@@ -398,3 +396,15 @@ class FusedLoraModel:
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
+
+
+def _suit_to(device: torch.device, model: torch.nn.Module, product: RowProduct, max_positions: int) -> int:
+    """Have layers keep rows apart on a CPU, and be few kernels elsewhere; the bytes of states that layers carry."""
+    is_cpu = device.type == "cpu"
+    functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
+    state_bytes = pack_delta_nets(model, functions) + pack_mamba_layers(model, functions)
+    if is_cpu:
+        make_rowwise(model, product, max_positions)
+    else:
+        fuse_norms(model)
+    return state_bytes
