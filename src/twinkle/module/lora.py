@@ -31,7 +31,7 @@ from twinkle.module.adapter import (
 )
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import supports_grouped_products
-from twinkle.module.lora_tables import Places, TabledRoute, reads_in_place
+from twinkle.module.lora_tables import Places, TabledRoute, kernels_for
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
@@ -108,7 +108,8 @@ class LoraPool:
         self._places: Places | None = None
         if supports_grouped_products(self._device, self._compute_dtype):
             within = [target for target in targets if target.kind != "unembed"]
-            if reads_in_place(self._device.type, self._compute_dtype):
+            self._kernels = kernels_for(self._device.type, self._compute_dtype)
+            if self._kernels is not None:
                 self._places = Places([target.path for target in within if target.num_experts is None])
                 within = [target for target in within if target.num_experts is not None]
             self.stacks = AdapterStacks(
@@ -204,7 +205,9 @@ class LoraPool:
         by_groups = partial(StackedRoute, segments, num_rows, self.stacks, self._device)
         if self._places is None:
             return by_groups()
-        return TabledRoute(segments, num_rows, self._places, device=self._device, by_groups=by_groups)
+        return TabledRoute(
+            segments, num_rows, self._places, kernels=self._kernels, device=self._device, by_groups=by_groups
+        )
 
     @contextmanager
     def routed(self, route: RoutedPass) -> Iterator[None]:

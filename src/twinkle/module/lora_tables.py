@@ -210,6 +210,7 @@ class TabledRoute:
         num_rows: int,
         places: Places,
         *,
+        kernels: Any,
         device: torch.device,
         by_groups: Callable[[], StackedRoute],
     ) -> None:
@@ -220,7 +221,7 @@ class TabledRoute:
         self._stacked: StackedRoute | None = None
         self._tables: Tables | None = None
         if self._trained:
-            self._tables = Tables.of(groups, places, import_module(MODULE), device)
+            self._tables = Tables.of(groups, places, kernels, device)
 
     def updates(self, path: str) -> LayerUpdates:
         """See :class:`RoutedPass`."""
@@ -236,26 +237,27 @@ class TabledRoute:
 
 
 @cache
-def reads_in_place(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether the kernels run there and are right; where they could and are not, a line in the log says why."""
+def kernels_for(device_type: str, dtype: torch.dtype) -> Any | None:
+    """The kernels, if they run there and are right; where they could and are not, a line in the log says why."""
     if device_type != "cuda":
-        return False
+        return None
     reason = f"{KERNELS_FROM} is not installed"
     if find_spec(KERNELS_FROM) is not None:
         try:
-            worst = _error(torch.device(device_type), dtype)
+            kernels = import_module(MODULE)
+            worst = relative_error(kernels, torch.device(device_type), dtype, ranks=(5, 16))
         except Exception as error:  # noqa: BLE001 - the border to a compiler, which raises what it likes
             reason = str(error).partition("\n")[0]
         else:
             if worst < TOLERANCE:
-                return True
+                return kernels
             reason = f"products are off by {worst:.2g}"
     _log.warning("device.no_lora_kernels", dtype=str(dtype), reason=reason, next="matrices are stacked, slower")
-    return False
+    return None
 
 
-def _error(device: torch.device, dtype: torch.dtype) -> float:
-    """The largest relative error of a layer's updates and gradients: of two adapters, one of them with rows twice."""
+def relative_error(kernels: Any, device: torch.device, dtype: torch.dtype, *, ranks: tuple[int, int]) -> float:
+    """The largest of a layer's updates and gradients, by norm: of two adapters, one with rows in two places."""
     num_inputs, num_outputs = 72, 40
     generator = torch.Generator().manual_seed(0)
 
@@ -267,7 +269,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
         made.publish()
         return made
 
-    one, two = adapter(5), adapter(16)
+    one, two = (adapter(rank) for rank in ranks)
     spans = ((one, 0, 70), (None, 70, 73), (two, 73, 90), (one, 90, 91))
     segments = [Segment(owner, start, end, owner.grad_views if owner else None) for owner, start, end in spans]
     x_TI, y_TO, dy_TO, dx_TI = (
@@ -285,7 +287,7 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
             expected[owner][0] += 0.3 * (dy @ b_OR).t() @ x
             expected[owner][1] += 0.3 * dy.t() @ (x @ a_RI.t())
     places = Places(["it"])
-    tables = Tables.of(groups_of(segments, len(x_TI)), places, import_module(MODULE), device)
+    tables = Tables.of(groups_of(segments, len(x_TI)), places, kernels, device)
     updates = TabledUpdates(tables, places.number("it"))
     saved = updates.add(y_TO, x_TI)
     updates.add_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved)

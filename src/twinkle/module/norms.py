@@ -6,6 +6,7 @@ Shapes: N features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Protocol, cast
 
 import torch
@@ -51,7 +52,8 @@ def _norms(model: torch.nn.Module) -> Iterator[tuple[Norm, float]]:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
-        if type(module).__name__.endswith(NAME) and isinstance(weight, torch.Tensor) and weight.dim() == 1 and eps:
+        is_norm = type(module).__name__.endswith(NAME) and len(signature(module.forward).parameters) == 1
+        if is_norm and isinstance(weight, torch.Tensor) and weight.dim() == 1 and eps:
             yield cast(Norm, module), eps
 
 

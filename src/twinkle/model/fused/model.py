@@ -31,6 +31,7 @@ from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, commit_all, settle, start_runs
+from twinkle.model.fused.layers import prepare_layers
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.model.fused.loss_head import LossHead, rows_per_group
 from twinkle.model.fused.model_info import model_info
@@ -43,21 +44,8 @@ from twinkle.model.loading import decoder_of, stored_paths, takes_pictures
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
-from twinkle.module.compressed_attention import prepare_deepseek_v4
-from twinkle.module.delta_net import pack_delta_nets
-from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
-from twinkle.module.mamba import pack_mamba_layers
-from twinkle.module.norms import fuse_norms
-from twinkle.module.packed_attention import (
-    ATTENTION_NAME,
-    CausalSpans,
-    PackedAttention,
-    register_packed_attention,
-)
-from twinkle.module.recurrence import LayerFunctions
-from twinkle.module.row_product import RowProduct
-from twinkle.module.rowwise import make_rowwise, rowwise_layer_functions
+from twinkle.module.packed_attention import CausalSpans, PackedAttention
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
 
@@ -126,12 +114,8 @@ class FusedLoraModel:
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = probe or Probe(model, self.device)
         self.tolerance = probe.tolerance
-        prepare_llama4(model)
-        prepare_deepseek_v4(model)
-        register_packed_attention()
         served = self._decoder if has_tower else model
-        served.set_attn_implementation(ATTENTION_NAME)
-        self.state_bytes = _suit_to(self.device, served, product, config.max_position_embeddings)
+        self.state_bytes = prepare_layers(model, served, self.device, product, config.max_position_embeddings)
         """What layers that carry a state along a sequence remember of one; 0 if there are no such layers."""
         targets = find_targets(model, unembedding, served)
         self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths, memory=self.memory)
@@ -396,15 +380,3 @@ class FusedLoraModel:
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
-
-
-def _suit_to(device: torch.device, model: torch.nn.Module, product: RowProduct, max_positions: int) -> int:
-    """Have layers keep rows apart on a CPU, and be few kernels elsewhere; the bytes of states that layers carry."""
-    is_cpu = device.type == "cpu"
-    functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
-    state_bytes = pack_delta_nets(model, functions) + pack_mamba_layers(model, functions)
-    if is_cpu:
-        make_rowwise(model, product, max_positions)
-    else:
-        fuse_norms(model)
-    return state_bytes
