@@ -103,10 +103,9 @@ class Tables:
             (group.end - start for start, group in zip(starts, groups, strict=True) if group.adapter is not None),
             default=0,
         )
-        ranks = [shape.rank for group in groups if group.adapter is not None for shape in group.adapter.layout.shapes]
-        rank = _power_of_two(max(ranks, default=1))
-        tile_rows = LEAST_SIDE if longest <= LEAST_SIDE or rank > WIDE_RANK else ROWS_OF_TILE
         laid_out = [known.of(group.adapter) for group in groups]
+        rank = _power_of_two(max(int(places_P3[:, 2].max(initial=1)) for places_P3, _ in laid_out))
+        tile_rows = LEAST_SIDE if longest <= LEAST_SIDE or rank > WIDE_RANK else ROWS_OF_TILE
         parts = [
             _tiles(groups, starts, tile_rows),
             np.array([0 if group.adapter is None else group.adapter.address for group in groups]),
