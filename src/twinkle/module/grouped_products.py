@@ -14,11 +14,18 @@ import torch
 from torch.nn import functional
 
 MAX_GROUPS = 1024
+ROW_BYTES = 16
+"""Rows of all its matrices must be a multiple of it long."""
 
 
 def supports_grouped_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this device has kernels for grouped products of this dtype."""
     return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def fits_kernel(num_features: int, dtype: torch.dtype) -> bool:
+    """Whether rows of so many features are as long as the kernel wants them."""
+    return num_features * dtype.itemsize % ROW_BYTES == 0
 
 
 def rows_by_group(x_AN: torch.Tensor, weight_GNM: torch.Tensor, ends_G: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.module.adapter import (
     AS_LOADED,
@@ -29,7 +30,7 @@ from twinkle.module.adapter import (
     TrainedModule,
 )
 from twinkle.module.experts import LoraExperts
-from twinkle.module.grouped_products import supports_grouped_products
+from twinkle.module.grouped_products import fits_kernel, supports_grouped_products
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
@@ -37,6 +38,8 @@ from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, Segmen
 from twinkle.module.stacked import StackedRoute
 from twinkle.module.stacks import AdapterStacks, StackShape
 from twinkle.module.targets import Target, TargetKind, beside_experts
+
+_log = event_log()
 
 STACK_BYTES = 4 << 30
 """Of the device's memory, for adapters' matrices side by side; more are stacked anew in each layer."""
@@ -103,7 +106,7 @@ class LoraPool:
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
-        if supports_grouped_products(self._device, self._compute_dtype):
+        if _are_grouped(targets, self._device, self._compute_dtype):
             self.stacks = AdapterStacks(
                 {target.path: _stack_shape(target) for target in targets if target.kind != "unembed"},
                 device=self._device,
@@ -194,7 +197,7 @@ class LoraPool:
         """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
         if self.stacks is None:
             return Route(segments, self._looped)
-        return StackedRoute(segments, num_rows, self.stacks, self._device)
+        return StackedRoute(segments, num_rows, self.stacks, self._device, looped=self._looped)
 
     @contextmanager
     def routed(self, route: RoutedPass) -> Iterator[None]:
@@ -209,6 +212,18 @@ class LoraPool:
             yield
         finally:
             self._routing.now = self._routing.idle
+
+
+def _are_grouped(targets: Sequence[Target], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether grouped products do the updates; single Linears of odd sizes may be left out, experts may not."""
+    if not supports_grouped_products(device, dtype):
+        return False
+    for target in targets:
+        sizes = (target.in_features, target.out_features)
+        if target.num_experts and not all(fits_kernel(size, dtype) for size in sizes):
+            _log.warning("device.experts_not_grouped", path=target.path, next="products are made one by one, slower")
+            return False
+    return True
 
 
 def _stack_shape(target: Target) -> StackShape:

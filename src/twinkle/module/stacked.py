@@ -22,8 +22,8 @@ from twinkle.infra.sending import send
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.grouped_products import rows_by_group, sums_by_group
-from twinkle.module.packed_products import LayerUpdates, NoUpdates
-from twinkle.module.segmented import Segment
+from twinkle.module.packed_products import LayerUpdates, LoopedProducts, NoUpdates
+from twinkle.module.segmented import Route, Segment
 from twinkle.module.stacks import AdapterStacks, Stack
 
 
@@ -63,9 +63,19 @@ def groups_of(segments: Sequence[Segment], num_rows: int) -> tuple[Group, ...]:
 
 
 class StackedRoute:
-    """Who owns which packed tokens of a pass, for grouped products."""
+    """Who owns which packed tokens of a pass, for grouped products; a layer that these do not take is looped over."""
 
-    def __init__(self, segments: Sequence[Segment], num_rows: int, stacks: AdapterStacks, device: torch.device) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        num_rows: int,
+        stacks: AdapterStacks,
+        device: torch.device,
+        *,
+        looped: LoopedProducts,
+    ) -> None:
+        self._stacks = stacks
+        self._others = Route(segments, looped)
         self._groups = groups_of(segments, num_rows)
         self._num_rows = num_rows
         self._device = device
@@ -81,6 +91,8 @@ class StackedRoute:
 
     def updates(self, path: str) -> LayerUpdates:
         """See :class:`RoutedPass`."""
+        if not self._stacks.take(path):
+            return self._others.updates(path)
         pair = None if self._stack is None else self._stack.pair(path)
         if pair is None:
             return NoUpdates()

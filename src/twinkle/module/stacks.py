@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from twinkle.module.adapter import LoraAdapter, LoraPair
+from twinkle.module.grouped_products import fits_kernel
 
 RANK_MULTIPLE = 8
 """Rows of a stacked matrix must be a multiple of 16 bytes long, in bfloat16 too."""
@@ -126,10 +127,18 @@ class AdapterStacks:
     def __init__(
         self, shapes: Mapping[str, StackShape], *, device: torch.device, dtype: torch.dtype, limit_bytes: int
     ) -> None:
-        self._shapes = shapes
+        self._shapes = {
+            path: shape
+            for path, shape in shapes.items()
+            if fits_kernel(shape.in_features, dtype) and fits_kernel(shape.out_features, dtype)
+        }
         self._device, self._dtype = device, dtype
         self._limit_bytes = limit_bytes
         self._kept: list[Stack] = []
+
+    def take(self, path: str) -> bool:
+        """Whether grouped products can do the updates of this module."""
+        return path in self._shapes
 
     @property
     def size_bytes(self) -> int:

@@ -18,11 +18,13 @@ INPUTS, OUTPUTS = 48, 64
 NUM_ROWS = 37
 NUM_EXPERTS, NUM_CHOICES = 4, 2
 CPU = torch.device("cpu")
-LINEAR, EXPERTS = "layer", "experts.up"
+LINEAR, EXPERTS, ODD = "layer", "experts.up", "gates"
+ODD_OUTPUTS = 6
 SHAPES = {
     LINEAR: StackShape(INPUTS, OUTPUTS, None),
     EXPERTS: StackShape(INPUTS, OUTPUTS, NUM_EXPERTS),
     "left alone": StackShape(INPUTS, OUTPUTS, None),
+    ODD: StackShape(INPUTS, ODD_OUTPUTS, None),
 }
 MakeRoute = Callable[[Sequence[Segment]], RoutedPass]
 
@@ -51,7 +53,7 @@ def looped(segments: Sequence[Segment]) -> RoutedPass:
 
 def stacked(segments: Sequence[Segment], stacks: AdapterStacks | None = None, num_rows: int = NUM_ROWS) -> RoutedPass:
     dtype = next((one.adapter.compute_views[LINEAR].a.dtype for one in segments if one.adapter), torch.float32)
-    return StackedRoute(segments, num_rows, stacks or make_stacks(dtype), CPU)
+    return StackedRoute(segments, num_rows, stacks or make_stacks(dtype), CPU, looped=LoopedProducts(RowProduct()))
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -155,6 +157,29 @@ def test_a_layer_that_no_adapter_trains_is_left_alone() -> None:
     before = case.y.clone()
     assert stacked(case.segments).updates("left alone").add(case.y, case.x) == ()
     assert torch.equal(case.y, before)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_a_layer_whose_rows_the_kernel_does_not_take_goes_segment_by_segment(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    results = []
+    for make_route in (looped, stacked):
+        case = Case(dtype)
+        adapters = [make_adapter(rank, 0.5, dtype, paths=(LINEAR, ODD)) for rank in (3, 8)]
+        segments = [
+            Segment(one, start, end, one.grad_views)
+            for one, start, end in zip(adapters, (10, 20), (19, NUM_ROWS), strict=True)
+        ]
+        updates = make_route(segments).updates(ODD)
+        y, dy = case.y[:, :ODD_OUTPUTS].contiguous(), case.dy[:, :ODD_OUTPUTS].contiguous()
+        saved = updates.add(y, case.x)
+        updates.add_gradients(dy_TO=dy, dx_TI=case.dx, x_TI=case.x, saved=saved)
+        assert not torch.equal(y, case.y[:, :ODD_OUTPUTS])
+        results.append((y, case.dx, *(one.grad for one in adapters)))
+    for expected, found in zip(*results, strict=True):
+        assert expected.abs().max() > 0
+        assert_close(found, expected, tolerance)
 
 
 def test_weights_are_copied_again_only_where_an_adapter_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:

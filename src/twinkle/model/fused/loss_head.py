@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import Parcel, fetch
 from twinkle.loss import DatumLoss
 from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused import entropy
@@ -195,7 +196,7 @@ class LossHead:
             if counted_n is not None:
                 is_best_n = logprobs_nV[span].argmax(dim=-1) == piece.targets_nK[:, 0]
                 piece.item.correct.append((is_best_n & counted_n).sum())
-        d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
+        d_logprobs = _lose(group, [logprobs_nV[span] for span in spans])
         if d_hidden_TH is None:
             return
         del logprobs_nV
@@ -219,12 +220,30 @@ class LossHead:
         for piece, span in zip(group, spans, strict=True):
             d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
 
-    @staticmethod
-    def _lose(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
+
+def _lose(group: Sequence[_Piece], logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradient of each piece's loss by the logprobs of its targets; [n, V] of all tokens are given."""
+    scored = {
+        piece: _target_logprobs(logprobs_nV, piece)
+        for piece, logprobs_nV in zip(group, logprobs, strict=True)
+        if piece.item.d_logprobs is None
+    }
+    on_host = [piece for piece in scored if piece.item.loss.is_on_host]
+    # Waited for once for all clients' own losses, not once for each.
+    for piece, values in zip(on_host, fetch([scored[piece] for piece in on_host]), strict=True):
+        scored[piece] = torch.from_numpy(values)
+    back = Parcel(sum(scored[piece].numel() for piece in on_host), torch.float32, logprobs[0].device)
+    found: list[torch.Tensor] = []
+    for piece in group:
         item = piece.item
-        if item.d_logprobs is not None:
-            return item.d_logprobs[piece.start : piece.end]
-        return _evaluate(item, _target_logprobs(logprobs_nV, piece), piece.inputs)
+        if piece not in scored:
+            assert item.d_logprobs is not None
+            found.append(item.d_logprobs[piece.start : piece.end])
+            continue
+        gradient = _evaluate(item, scored[piece], piece.inputs)
+        found.append(back.put(gradient.numpy()) if item.loss.is_on_host else gradient)
+    back.send()
+    return found
 
 
 def _spans(group: Sequence[_Piece]) -> list[slice]:

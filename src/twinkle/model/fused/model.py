@@ -44,6 +44,7 @@ from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.compressed_attention import prepare_deepseek_v4
+from twinkle.module.deepstack import prepare_deepstack
 from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
@@ -126,6 +127,7 @@ class FusedLoraModel:
         self.tolerance = probe.tolerance
         prepare_llama4(model)
         prepare_deepseek_v4(model)
+        prepare_deepstack(model)
         register_packed_attention()
         served = self._decoder if has_tower else model
         served.set_attn_implementation(ATTENTION_NAME)
@@ -378,12 +380,6 @@ class FusedLoraModel:
         attention: PackedAttention,
         pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
-        deepstack: dict[str, Any] = {}
-        if pictures is not None and pictures.deepstack:
-            deepstack = {
-                "visual_pos_masks": pictures.is_picture[None],
-                "deepstack_visual_embeds": list(pictures.deepstack),
-            }
         route = self.pool.route(segments, embeddings_TH.shape[0])
         recomputed = self._recomputation.of_pass(embeddings_TH.shape[0], lambda: self.pool.routed(route))
         with self.pool.routed(route), recomputed:
@@ -394,7 +390,7 @@ class FusedLoraModel:
                 use_cache=False,
                 packed_attention=attention,
                 packed_positions=positions_T.view(-1, positions_T.shape[-1])[:1],
-                **deepstack,
+                **({} if pictures is None else pictures.arguments),
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH

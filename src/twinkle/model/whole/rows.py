@@ -6,6 +6,7 @@ Shapes: B datums, T tokens of the longest, N tokens of one, K targets a token, V
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import send
 from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum
@@ -83,7 +85,7 @@ class RowsPass:
         targets_NK = targets if targets.dim() == 2 else targets[:, None]
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
         logprobs = logprobs_NV.gather(-1, targets_NK).view(targets.shape)
-        inputs = run.loss.tensors(datum.inputs, self._device)
+        inputs = run.loss.tensors(datum.inputs, partial(send, dtype=torch.float32, device=self._device))
         try:
             if work is not None and (refusal := work.refusal(work.spent)) is not None:
                 raise refusal
