@@ -116,7 +116,7 @@ def valueless_model(
     patch.setattr("twinkle.model.fused.job_run.all_finite", reads.all_finite)
     patch.setattr("twinkle.model.fused.adam.l2_norm", reads.l2_norm)
     patch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
-    patch.setattr("twinkle.module.packed_attention.kernel_for", _kernel_for)
+    patch.setattr("twinkle.module.packed_attention.kernel_for", packed_kernel_for)
     patch.setattr(FusedLoraModel, "_check", lambda model, probe: None)
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -128,7 +128,10 @@ class _Unasked(Probe):
         self.tolerance = TOLERANCE_HALF
 
 
-def _kernel_for(query: torch.Tensor, key: torch.Tensor, form: AttentionForm) -> Callable[..., torch.Tensor] | None:
+def packed_kernel_for(
+    query: torch.Tensor, key: torch.Tensor, form: AttentionForm
+) -> Callable[..., torch.Tensor] | None:
+    """In place of ``varlen.kernel_for``: a kernel for the forms that torch's knows."""
     return _packed if form.cap is None and form.sinks is None else None
 
 
