@@ -41,9 +41,6 @@ from twinkle.module.targets import Target, TargetKind, beside_experts
 
 _log = event_log()
 
-STACK_BYTES = 4 << 30
-"""Of the device's memory, for adapters' matrices side by side; more are stacked anew in each layer."""
-
 __all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
 
 
@@ -88,7 +85,6 @@ class LoraPool:
         product: RowProduct,
         max_rank: int,
         paths: StoredPaths = AS_LOADED,
-        stack_bytes: int = STACK_BYTES,
         device: torch.device | None = None,
         memory: DeviceMemory | None = None,
     ) -> None:
@@ -111,7 +107,7 @@ class LoraPool:
                 {target.path: _stack_shape(target) for target in targets if target.kind != "unembed"},
                 device=self._device,
                 dtype=self._compute_dtype,
-                limit_bytes=stack_bytes,
+                room=lambda: self._memory.room_for_guests,
             )
             self._memory.add_guest("stacked adapters", self.stacks)
         for target in targets:
@@ -193,11 +189,16 @@ class LoraPool:
         if self.stacks is not None:
             self.stacks.clear()
 
-    def route(self, segments: Sequence[Segment], num_rows: int) -> RoutedPass:
-        """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
+    def route(self, segments: Sequence[Segment], num_rows: int, *, beside_bytes: int = 0) -> RoutedPass:
+        """Tell the layers of a pass over so many packed tokens which of them goes through which adapter.
+
+        The pass is about to take ``beside_bytes`` of the device's memory.
+        """
         if self.stacks is None:
             return Route(segments, self._looped)
-        return StackedRoute(segments, num_rows, self.stacks, self._device, looped=self._looped)
+        return StackedRoute(
+            segments, num_rows, self.stacks, self._device, looped=self._looped, beside_bytes=beside_bytes
+        )
 
     @contextmanager
     def routed(self, route: RoutedPass) -> Iterator[None]:

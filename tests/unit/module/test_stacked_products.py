@@ -1,5 +1,6 @@
 """Grouped products against the loop that is their reference, on the CPU, which has kernels for both."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import peft
@@ -7,12 +8,12 @@ import pytest
 import torch
 
 from twinkle.module import grouped_products
-from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraShape
+from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Segment
 from twinkle.module.stacked import StackedRoute
-from twinkle.module.stacks import AdapterStacks, StackShape
+from twinkle.module.stacks import AdapterStacks, Stack, StackShape
 
 INPUTS, OUTPUTS = 48, 64
 NUM_ROWS = 37
@@ -43,8 +44,8 @@ def make_adapter(
     return adapter
 
 
-def make_stacks(dtype: torch.dtype = torch.float32, limit_bytes: int = 1 << 30) -> AdapterStacks:
-    return AdapterStacks(SHAPES, device=CPU, dtype=dtype, limit_bytes=limit_bytes)
+def make_stacks(dtype: torch.dtype = torch.float32, room: int = 1 << 30) -> AdapterStacks:
+    return AdapterStacks(SHAPES, device=CPU, dtype=dtype, room=lambda: room)
 
 
 def looped(segments: Sequence[Segment]) -> RoutedPass:
@@ -204,11 +205,39 @@ def test_weights_are_copied_again_only_where_an_adapter_has_changed(monkeypatch:
     assert_close(found["y"], expected["y"])
 
 
-def test_stacks_beyond_their_limit_are_made_in_each_layer_and_hold_nothing() -> None:
-    stacks = make_stacks(limit_bytes=1000)
-    found = Case().run(lambda segments: stacked(segments, stacks))
-    assert_close(found["y"], Case().run(looped)["y"])
+def test_stacks_that_there_is_no_room_for_are_made_in_each_layer_and_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    zeros = Stack._zeros
+
+    def noted(stack: Stack, shape: StackShape) -> LoraPair:
+        pair = zeros(stack, shape)
+        made.extend(map(weakref.ref, pair))
+        return pair
+
+    monkeypatch.setattr(Stack, "_zeros", noted)
+    case, stacks = Case(), make_stacks(room=1000)
+    route = stacked(case.segments, stacks)
+    updates = route.updates(LINEAR)
+    saved = updates.add(case.y, case.x)
+    assert made and not any(each() is not None for each in made), "not until the way back"
+    updates.add_gradients(dy_TO=case.dy, dx_TI=case.dx, x_TI=case.x, saved=saved)
     assert stacks.size_bytes == 0
+    expected = Case().run(looped)
+    assert_close(case.y, expected["y"])
+    assert_close(case.dx, expected["dx"])
+
+
+def test_a_stack_takes_no_memory_that_the_pass_needs_and_is_kept_once_there_is_more() -> None:
+    case = Case()
+    size_bytes = make_stacks().of(case.adapters).size_bytes
+    room = 2 * size_bytes
+    stacks = AdapterStacks(SHAPES, device=CPU, dtype=torch.float32, room=lambda: room - stacks.size_bytes)
+    assert not stacks.of(case.adapters, beside_bytes=1).is_kept
+    kept = stacks.of(case.adapters)
+    assert kept.is_kept and stacks.size_bytes == size_bytes
+    assert stacks.of(case.adapters, beside_bytes=room) is kept
 
 
 def test_an_adapter_that_is_gone_leaves_nothing_to_one_at_its_address() -> None:

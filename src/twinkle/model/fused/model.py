@@ -380,9 +380,9 @@ class FusedLoraModel:
         attention: PackedAttention,
         pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
-        route = self.pool.route(segments, embeddings_TH.shape[0])
-        recomputed = self._recomputation.of_pass(embeddings_TH.shape[0], lambda: self.pool.routed(route))
-        with self.pool.routed(route), recomputed:
+        kept = self._recomputation.of_pass(embeddings_TH.shape[0])
+        route = self.pool.route(segments, embeddings_TH.shape[0], beside_bytes=kept.num_bytes)
+        with self.pool.routed(route), self._recomputation.keeping(kept, lambda: self.pool.routed(route)):
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),
                 # Of text [1, T]; of pictures [3, 1, T].
