@@ -35,6 +35,8 @@ class Crossings(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        """Of each of torch's operations, by name."""
         self.num_sent = 0
         self._made = _MadeOnHost(self)
 
@@ -61,6 +63,7 @@ class Crossings(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.calls[func.overloadpacket.__name__] += 1
         found = func(*args, **kwargs)
         given = {each.device.type for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         is_sent = "cpu" in given and getattr(getattr(found, "device", None), "type", "cpu") == "meta"
@@ -132,9 +135,9 @@ def packed_kernel_for(
     query: torch.Tensor, key: torch.Tensor, form: AttentionForm
 ) -> Callable[..., torch.Tensor] | None:
     """In place of ``varlen.kernel_for``: a kernel for the forms that torch's knows."""
-    return _packed if form.cap is None and form.sinks is None else None
+    return packed if form.cap is None and form.sinks is None else None
 
 
-def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """The shape of what torch's kernel for packed sequences gives, with a gradient for all three."""
     return query + (key.sum() + value.sum()) * 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import traced_losses
+from harness import traced_losses, valueless
 from harness.families import FAMILIES
 from harness.traced_losses import graph_of
 from harness.valueless import Crossings, valueless_model
@@ -62,19 +62,29 @@ def test_no_loss_of_one_datum_reads_anything(make_datum: MakeDatum, monkeypatch:
     assert reads["fetch"] == 1
 
 
-def test_a_pass_is_sent_in_as_many_copies_for_many_datums_as_for_one(
+def test_a_pass_is_sent_and_attended_as_often_for_many_datums_as_for_one(
     make_datum: MakeDatum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attended: list[int] = []
+    kernel = valueless.packed
+
+    def counted(query: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
+        attended.append(len(query))
+        return kernel(query, *rest, **options)
+
+    monkeypatch.setattr(valueless, "packed", counted)
     model, _ = valueless_model(FAMILIES["qwen3"](), monkeypatch)
     adapter = model.create_adapter(LoraConfig(rank=4, seed=1))
     rng = np.random.default_rng(0)
     numbers = []
+    attended.clear()
     for lengths in ((9,), (9, 5, 20, 9, 11)):
         with Crossings() as crossings:
             model.forward_backward([TrainJob(adapter, tuple(make_datum(rng, each) for each in lengths), "ppo")])
         numbers.append(crossings.num_sent)
-    # Tokens, positions, ends of sequences, ends and lengths of groups, scales, targets, the loss's numbers.
+    # In all layers: tokens, positions, ends of sequences, ends and lengths of groups, scales, targets, losses' numbers.
     assert numbers == [8, 8]
+    assert attended == [9, 9, 54, 54], "all sequences of a layer at once"
 
 
 def test_clients_own_losses_are_waited_for_once_in_a_pass(
@@ -107,6 +117,8 @@ def test_an_optimizer_step_reads_the_norm_alone(make_datum: MakeDatum, monkeypat
         model.optim_step(job.adapter, AdamParams(grad_clip_norm=0.1))
     assert crossings.counts == {}
     assert reads == {"l2_norm": 1}
+    assert crossings.calls["_fused_adamw_"] == 1
+    assert crossings.calls["lerp_"] == 0
 
 
 def test_the_stand_in_tells_reads_and_crossings() -> None:
