@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from twinkle.infra import sending
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.probe import TOLERANCE_HALF, Probe
+from twinkle.model.fused.recomputation import SavedBytes
 from twinkle.module.scaled_attention import AttentionForm
 
 _HOW_TO_SEND = {each.__code__ for each in (sending.send, sending.Parcel.put, sending.Parcel.send)}
@@ -114,6 +115,7 @@ def valueless_model(
 ) -> tuple[FusedLoraModel, Reads]:
     """A model of that config as an accelerator runs it in bfloat16, never checked, and what is read of it."""
     reads = Reads()
+    patch.setattr("twinkle.model.fused.recomputation.SavedBytes", MeasuredBytes)
     patch.setattr("twinkle.model.fused.step.fetch", reads.fetch)
     patch.setattr("twinkle.model.fused.loss_head.fetch", reads.fetch)
     patch.setattr("twinkle.model.fused.job_run.all_finite", reads.all_finite)
@@ -139,5 +141,33 @@ def packed_kernel_for(
 
 
 def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """The shape of what torch's kernel for packed sequences gives, with a gradient for all three."""
-    return query + (key.sum() + value.sum()) * 0
+    """The shape of what torch's kernel for packed sequences gives; for the way back it keeps as much."""
+    attended: torch.Tensor = _Packed.apply(query, key, value)
+    return attended
+
+
+class _Packed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query_THD: torch.Tensor, key_TGD: torch.Tensor, value_TGD: torch.Tensor) -> torch.Tensor:
+        attended_THD = torch.empty_like(query_THD)
+        sums_TH = query_THD.new_empty(query_THD.shape[:2], dtype=torch.float32)
+        ctx.save_for_backward(query_THD, key_TGD, value_TGD, attended_THD, sums_TH)
+        return attended_THD
+
+    @staticmethod
+    def backward(ctx: Any, d_attended_THD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.empty_like, ctx.saved_tensors[:3]))
+
+
+class MeasuredBytes(SavedBytes):
+    """Knows tensors' memories apart that have no address."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        super().__init__([])
+        self._weights = {weight.untyped_storage()._cdata for weight in weights}
+
+    def _take(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage()._cdata
+        if place not in self._weights:
+            self._kept[place] = tensor.detach()
+        return tensor

@@ -9,11 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from harness import traced_losses, valueless
 from harness.families import FAMILIES
 from harness.traced_losses import graph_of
 from harness.valueless import Crossings, valueless_model
+from twinkle.model.fused.loss_head import rows_per_group
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig
 
@@ -119,6 +121,35 @@ def test_an_optimizer_step_reads_the_norm_alone(make_datum: MakeDatum, monkeypat
     assert reads == {"l2_norm": 1}
     assert crossings.calls["_fused_adamw_"] == 1
     assert crossings.calls["lerp_"] == 0
+
+
+def test_on_paper_one_datum_of_32768_tokens_trains_on_8b_within_80_gb_and_would_not_with_all_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The table of docs/engine.md; a pass keeps what is measured at start, here of the model as it is."""
+    config = transformers.Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+    )
+    model, _ = valueless_model(config, monkeypatch)
+    sizes = model.activation_sizes
+    assert sizes is not None
+    assert sizes.kept / 36 == pytest.approx(189_181, rel=0.001)
+    num_tokens = 32_768
+    weights = sum(each.nbytes for each in model.module.parameters())
+    adapter = model.create_adapter(LoraConfig(rank=32, train_unembed=False))
+    stack = 2 * adapter.params.numel()
+    logits = 4 * config.vocab_size * rows_per_group(torch.device("cuda"), config.vocab_size)
+    hidden = 2 * config.hidden_size * num_tokens
+    beside = weights + adapter.size_bytes + stack + 3 * logits + 4 * hidden
+    assert beside + sizes.pass_bytes(num_tokens, recomputed=True) < 45e9
+    assert beside + sizes.pass_bytes(num_tokens, recomputed=False) > 200e9
 
 
 def test_the_stand_in_tells_reads_and_crossings() -> None:
