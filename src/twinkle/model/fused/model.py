@@ -29,6 +29,7 @@ from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
+from twinkle.model.fused.gradient_buffers import GradientBuffers
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, settle, start_runs
 from twinkle.model.fused.logit_form import LogitForm
@@ -125,9 +126,8 @@ class FusedLoraModel:
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = probe or Probe(model, self.device)
         self.tolerance = probe.tolerance
-        prepare_llama4(model)
-        prepare_deepseek_v4(model)
-        prepare_deepstack(model)
+        for prepare in (prepare_llama4, prepare_deepseek_v4, prepare_deepstack):
+            prepare(model)
         register_packed_attention()
         served = self._decoder if has_tower else model
         served.set_attn_implementation(ATTENTION_NAME)
@@ -146,6 +146,7 @@ class FusedLoraModel:
             rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
         )
+        self._gradients = GradientBuffers(self.memory)
         self._recomputation = Recomputation(self._decoder, self.memory)
         self.info = model_info(model, name=name, max_rank=MAX_RANK)
         self._rules = JobRules(
@@ -340,7 +341,8 @@ class FusedLoraModel:
         return run_embedding_job(job, self.embedding, self.ranks)
 
     def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
-        runs = start_runs(jobs, [self._rules.loss_or_refusal(job) for job in jobs], self.ranks)
+        losses = [self._rules.loss_or_refusal(job) for job in jobs]
+        runs = start_runs(jobs, losses, self.ranks, zeros_like=self._gradients.zeros_like)
         valid = [run for run in runs if isinstance(run, JobRun)]
         yield from self._step.run(valid)
         settle(valid, self.ranks)

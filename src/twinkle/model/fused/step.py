@@ -19,6 +19,7 @@ from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.infra.sending import Parcel, fetch, send
 from twinkle.loss.operation_work import TooMuchWork
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
 from twinkle.model.fused.pass_size import PassSize
@@ -345,10 +346,3 @@ def _next_pass(runs: Sequence[JobRun], budget: int) -> list[DatumPlace]:
         if run.alone:
             return places
     return places
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device (or the host's allocator, which raises a plain RuntimeError) had no memory left."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
