@@ -80,7 +80,7 @@ def test_no_pass_takes_long_with_clients_losses(load_model, counted):
 
 
 def test_cheap_losses_still_go_together(load_model, counted):
-    model = load_model("qwen3", 1024)  # none that has run out of memory before
+    model = load_model()
 
     [done] = model.forward_backward([job_of(model, 300, CHEAP)])
 

@@ -78,15 +78,18 @@ def test_a_pass_is_sent_and_attended_as_often_for_many_datums_as_for_one(
     model, _ = valueless_model(FAMILIES["qwen3"](), monkeypatch)
     adapter = model.create_adapter(LoraConfig(rank=4, seed=1))
     rng = np.random.default_rng(0)
-    numbers = []
+    numbers, of_the_head = [], []
     attended.clear()
     for lengths in ((9,), (9, 5, 20, 9, 11)):
         with Crossings() as crossings:
             model.forward_backward([TrainJob(adapter, tuple(make_datum(rng, each) for each in lengths), "ppo")])
+        adapter.clear_gradients()
         numbers.append(crossings.num_sent)
+        of_the_head.append([crossings.calls[name] for name in ("gather", "scatter_add_", "mul_", "addmm_", "copy_")])
     # In all layers: tokens, positions, ends of sequences, ends and lengths of groups, scales, targets, losses' numbers.
     assert numbers == [8, 8]
     assert attended == [9, 9, 54, 54], "all sequences of a layer at once"
+    assert of_the_head[0] == of_the_head[1], "but for the losses themselves"
 
 
 def test_clients_own_losses_are_waited_for_once_in_a_pass(

@@ -145,6 +145,7 @@ class FusedLoraModel:
             product,
             rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
+            sums_together=self.pool.stacks is not None,
         )
         self._gradients = GradientBuffers(self.memory)
         self._recomputation = Recomputation(self._decoder, self.memory)
