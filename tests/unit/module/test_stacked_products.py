@@ -292,3 +292,24 @@ def test_in_half_precision_an_update_is_as_large_as_in_peft(way: str, rank: int,
         size = (found @ expected) / (expected @ expected)
         # Values rounded to bfloat16, to either side, leave up to 0.04 % of all; a factor that is rounded 0.16 to 0.2 %.
         assert abs(size.item() - 1) < 6e-4
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "expected"),
+    [
+        ((9, 0), torch.bfloat16, True),
+        ((10, 0), torch.bfloat16, True),
+        ((10, 3), torch.bfloat16, True),
+        ((9, 0), torch.float16, False),
+        ((8, 0), torch.bfloat16, False),
+        ((8, 9), torch.bfloat16, False),
+        ((12, 0), torch.bfloat16, False),
+    ],
+)
+def test_products_are_grouped_only_where_no_layer_then_waits(
+    capability: tuple[int, int], dtype: torch.dtype, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere torch's ``_grouped_mm`` copies the groups' ends to the host (ATen's GroupedMMUtils.h)."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert grouped_products.supports_grouped_products(torch.device("cuda"), dtype) is expected
+    assert not grouped_products.supports_grouped_products(CPU, dtype)
