@@ -98,12 +98,21 @@ class DeviceMemory:
     @property
     def obtainable_bytes(self) -> int:
         """What nobody holds, once all guests have given way."""
-        guests = sum(guest.size_bytes for _, reference in self._guests if (guest := reference()) is not None)
-        obtainable = self.free_bytes + guests
+        obtainable = self.free_bytes + self._guest_bytes
         if self._device.type == "cuda" and self.limit_bytes is not None:
             # Others may be on the same device.
-            return min(obtainable, free_bytes(self._device) + guests)
+            return min(obtainable, free_bytes(self._device) + self._guest_bytes)
         return obtainable
+
+    @property
+    def room_for_guests(self) -> int:
+        """What nobody holds and is promised to nobody, who may not ask before they take it."""
+        unpromised = self.unpromised_bytes
+        return self.free_bytes if unpromised is None else min(self.free_bytes, unpromised - self._guest_bytes)
+
+    @property
+    def _guest_bytes(self) -> int:
+        return sum(guest.size_bytes for _, reference in self._guests if (guest := reference()) is not None)
 
     @property
     def unpromised_bytes(self) -> int | None:

@@ -19,6 +19,34 @@ def send(values: Sequence[float] | np.ndarray, dtype: torch.dtype, device: torch
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
+class Parcel:
+    """Many small arrays of one dtype that go to a device in one copy: a copy each would cost more than what they hold.
+
+    What ``put`` gives has its values from ``send`` on. On a CPU each array has memory of its own.
+    """
+
+    def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._num_values = 0
+        is_here = device.type == "cpu"
+        self._here = torch.empty(0 if is_here else capacity, dtype=dtype, pin_memory=device.type == "cuda")
+        self._there = self._here if is_here else torch.empty(capacity, dtype=dtype, device=device)
+
+    def put(self, values: np.ndarray) -> torch.Tensor:
+        """Where these will be on the device."""
+        if self._device.type == "cpu":
+            return send(values, self._dtype, self._device)
+        place = slice(self._num_values, self._num_values + values.size)
+        self._here[place].numpy()[:] = values.reshape(-1)
+        self._num_values = place.stop
+        return self._there[place].view(values.shape)
+
+    def send(self) -> None:
+        """Send what was put in; neither side waits for the other."""
+        if self._num_values:
+            self._there[: self._num_values].copy_(self._here[: self._num_values], non_blocking=True)
+
+
 class Arriving:
     """Values on their way to the host from now on; reading them waits for no work that the device gets later."""
 

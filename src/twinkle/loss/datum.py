@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
-from twinkle.infra.sending import send
 
 LossConfig = Mapping[str, float | str]
+Put = Callable[[np.ndarray], torch.Tensor]
+"""Puts numbers in float32 where logprobs are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +49,8 @@ class DatumLoss(ABC):
     """Known inputs that may be missing; checked like the required ones when they are there."""
     separable: ClassVar[bool] = True
     """Whether the loss of a datum is the sum of the losses of its slices (false: it needs the whole sequence)."""
+    is_on_host: ClassVar[bool] = False
+    """Whether it is computed on the host, whatever the device of the logprobs."""
     top_k_targets: ClassVar[bool] = False
     """Whether ``target_tokens`` may be (N, K)."""
 
@@ -71,10 +74,10 @@ class DatumLoss(ABC):
         """Of which tokens (N,) it is to be told how often the model finds the target likeliest; None: of none."""
         return None
 
-    def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+    def tensors(self, inputs: Mapping[str, np.ndarray], put: Put) -> dict[str, torch.Tensor]:
         """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
         known = (*self.required_inputs, *self.optional_inputs)
-        return {name: send(inputs[name], torch.float32, device) for name in known if name in inputs}
+        return {name: put(inputs[name]) for name in known if name in inputs}
 
     @classmethod
     def from_config(cls, config: LossConfig) -> Self:

@@ -11,7 +11,7 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.core.loss_graph import LossGraph
-from twinkle.loss.datum import DatumLoss, Evaluation
+from twinkle.loss.datum import DatumLoss, Evaluation, Put
 from twinkle.loss.graph_run import run_graph
 
 SURROGATE_METRIC = "surrogate_loss:sum"
@@ -28,6 +28,7 @@ class TracedLoss(DatumLoss):
     name: ClassVar[str] = "custom"
     required_inputs: ClassVar[tuple[str, ...]] = ()
     separable: ClassVar[bool] = False
+    is_on_host: ClassVar[bool] = True
     graph: LossGraph
 
     def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -55,7 +56,7 @@ class TracedLoss(DatumLoss):
             work=returned.work,
         )
 
-    def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+    def tensors(self, inputs: Mapping[str, np.ndarray], put: Put) -> dict[str, torch.Tensor]:
         """The declared inputs, on the CPU and of the dtype they came in."""
         return {
             declared.name: values.reshape(()) if declared.rank == 0 else values

@@ -102,17 +102,22 @@ class PictureFeatures:
 
 @dataclass(frozen=True, eq=False)
 class PackedPictures:
-    """Pictures in a packed row: ``is_picture`` [T] says which tokens are theirs, the others are in their order."""
+    """Pictures in a packed row: ``rows`` [P] are those of their tokens, all else is in the order of these."""
 
-    is_picture: torch.Tensor
+    rows: torch.Tensor
     embeddings: torch.Tensor
     deepstack: tuple[torch.Tensor, ...]
 
     def fill(self, embeddings_TH: torch.Tensor) -> torch.Tensor:
         """The embeddings with those of the pictures in their places."""
-        filled_TH = embeddings_TH.clone()
-        filled_TH[self.is_picture] = self.embeddings
-        return filled_TH
+        return embeddings_TH.index_copy(0, self.rows, self.embeddings)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the decoder is called with for what it adds after its first layers (``module.deepstack``)."""
+        if not self.deepstack:
+            return {}
+        return {"visual_pos_masks": self.rows, "deepstack_visual_embeds": list(self.deepstack)}
 
 
 class PictureLayout:
@@ -164,19 +169,19 @@ class TokenRange:
 def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tensor, PackedPictures | None]:
     """The positions of a packed row, [T] or with pictures [3, T], and the pictures in it."""
     positions = send(_packed_positions(ranges), torch.int64, device)
-    is_picture_T = np.zeros(sum(span.end - span.start for span in ranges), dtype=bool)
+    rows: list[np.ndarray] = []
     pieces: list[tuple[PictureFeatures, int, int]] = []
     row = 0
     for span in ranges:
         for at, features, first, last in () if span.layout is None else span.layout.pieces(span.start, span.end):
-            is_picture_T[row + at : row + at + last - first] = True
+            rows.append(np.arange(row + at, row + at + last - first))
             pieces.append((features, first, last))
         row += span.end - span.start
     if not pieces:
         return positions, None
     num_deepstack = len(pieces[0][0].deepstack)
     packed = PackedPictures(
-        torch.from_numpy(is_picture_T).to(device),
+        send(np.concatenate(rows), torch.int64, device),
         torch.cat([features.embeddings[first:last] for features, first, last in pieces]),
         tuple(
             torch.cat([features.deepstack[index][first:last] for features, first, last in pieces])

@@ -13,12 +13,27 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
+KERNEL_GENERATIONS = (9, 10)
+"""Of GPUs, by the first number of their compute capability (H100 and H200, B200), for which torch has the kernel."""
 MAX_GROUPS = 1024
+ROW_BYTES = 16
+"""Rows of all its matrices must be a multiple of it long."""
 
 
 def supports_grouped_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this device has kernels for grouped products of this dtype."""
-    return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether this device has kernels for grouped products of this dtype.
+
+    Others are served by torch too, but product by product, for which the host reads where groups end, in each layer.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    major, _ = torch.cuda.get_device_capability(device)
+    return major in KERNEL_GENERATIONS
+
+
+def fits_kernel(num_features: int, dtype: torch.dtype) -> bool:
+    """Whether rows of so many features are as long as the kernel wants them."""
+    return num_features * dtype.itemsize % ROW_BYTES == 0
 
 
 def rows_by_group(x_AN: torch.Tensor, weight_GNM: torch.Tensor, ends_G: torch.Tensor) -> torch.Tensor:

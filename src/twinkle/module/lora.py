@@ -19,6 +19,7 @@ import torch
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.module.adapter import (
     AS_LOADED,
@@ -30,7 +31,7 @@ from twinkle.module.adapter import (
     TrainedModule,
 )
 from twinkle.module.experts import LoraExperts
-from twinkle.module.grouped_products import supports_grouped_products
+from twinkle.module.grouped_products import fits_kernel, supports_grouped_products
 from twinkle.module.lora_tables import Places, TabledRoute, kernels_for
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
@@ -40,8 +41,7 @@ from twinkle.module.stacked import StackedRoute
 from twinkle.module.stacks import AdapterStacks, StackShape
 from twinkle.module.targets import Target, TargetKind, beside_experts
 
-STACK_BYTES = 4 << 30
-"""Of the device's memory, for adapters' matrices side by side; more are stacked anew in each layer."""
+_log = event_log()
 
 __all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
 
@@ -87,7 +87,6 @@ class LoraPool:
         product: RowProduct,
         max_rank: int,
         paths: StoredPaths = AS_LOADED,
-        stack_bytes: int = STACK_BYTES,
         device: torch.device | None = None,
         memory: DeviceMemory | None = None,
     ) -> None:
@@ -105,18 +104,18 @@ class LoraPool:
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
+        self._kernels = kernels_for(self._device.type, self._compute_dtype)
         self._places: Places | None = None
-        if supports_grouped_products(self._device, self._compute_dtype):
-            within = [target for target in targets if target.kind != "unembed"]
-            self._kernels = kernels_for(self._device.type, self._compute_dtype)
-            if self._kernels is not None:
-                self._places = Places([target.path for target in within if target.num_experts is None])
-                within = [target for target in within if target.num_experts is not None]
+        within = [target for target in targets if target.kind != "unembed"]
+        if self._kernels is not None:
+            self._places = Places([target.path for target in within if target.num_experts is None])
+            within = [target for target in within if target.num_experts is not None]
+        if _are_grouped(within, self._device, self._compute_dtype):
             self.stacks = AdapterStacks(
                 {target.path: _stack_shape(target) for target in within},
                 device=self._device,
                 dtype=self._compute_dtype,
-                limit_bytes=stack_bytes,
+                room=lambda: self._memory.room_for_guests,
             )
             self._memory.add_guest("stacked adapters", self.stacks)
         for target in targets:
@@ -198,15 +197,22 @@ class LoraPool:
         if self.stacks is not None:
             self.stacks.clear()
 
-    def route(self, segments: Sequence[Segment], num_rows: int) -> RoutedPass:
-        """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
+    def route(self, segments: Sequence[Segment], num_rows: int, *, beside_bytes: int = 0) -> RoutedPass:
+        """Tell the layers of a pass over so many packed tokens which of them goes through which adapter.
+
+        The pass is about to take ``beside_bytes`` of the device's memory.
+        """
+        others = partial(self._route_of_others, segments, num_rows, beside_bytes)
+        if self._places is None:
+            return others()
+        return TabledRoute(segments, num_rows, self._places, kernels=self._kernels, device=self._device, others=others)
+
+    def _route_of_others(self, segments: Sequence[Segment], num_rows: int, beside_bytes: int) -> RoutedPass:
+        """Of layers that no kernels read in place."""
         if self.stacks is None:
             return Route(segments, self._looped)
-        by_groups = partial(StackedRoute, segments, num_rows, self.stacks, self._device)
-        if self._places is None:
-            return by_groups()
-        return TabledRoute(
-            segments, num_rows, self._places, kernels=self._kernels, device=self._device, by_groups=by_groups
+        return StackedRoute(
+            segments, num_rows, self.stacks, self._device, looped=self._looped, beside_bytes=beside_bytes
         )
 
     @contextmanager
@@ -222,6 +228,18 @@ class LoraPool:
             yield
         finally:
             self._routing.now = self._routing.idle
+
+
+def _are_grouped(targets: Sequence[Target], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether grouped products do the updates; single Linears of odd sizes may be left out, experts may not."""
+    if not supports_grouped_products(device, dtype):
+        return False
+    for target in targets:
+        sizes = (target.in_features, target.out_features)
+        if target.num_experts and not all(fits_kernel(size, dtype) for size in sizes):
+            _log.warning("device.experts_not_grouped", path=target.path, next="products are made one by one, slower")
+            return False
+    return True
 
 
 def _stack_shape(target: Target) -> StackShape:

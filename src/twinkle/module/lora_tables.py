@@ -26,8 +26,9 @@ from twinkle.infra.sending import send
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.packed_products import LayerUpdates, NoUpdates
-from twinkle.module.segmented import Segment
-from twinkle.module.stacked import Group, StackedRoute, groups_of
+from twinkle.module.segmented import RoutedPass, Segment
+from twinkle.module.stacked import Group, groups_of
+from twinkle.module.varlen import is_quick
 
 MODULE = "twinkle.module.lora_kernels"
 KERNELS_FROM = "triton"
@@ -201,7 +202,7 @@ class TabledUpdates:
 
 
 class TabledRoute:
-    """Who owns which packed tokens of a pass; experts go by grouped products."""
+    """Who owns which packed tokens of a pass; experts go another way."""
 
     def __init__(
         self,
@@ -211,13 +212,13 @@ class TabledRoute:
         *,
         kernels: Any,
         device: torch.device,
-        by_groups: Callable[[], StackedRoute],
+        others: Callable[[], RoutedPass],
     ) -> None:
         groups = groups_of(segments, num_rows)
         self._trained = {path for group in groups if group.adapter is not None for path in group.adapter.compute_views}
         self._places = places
-        self._by_groups = by_groups
-        self._stacked: StackedRoute | None = None
+        self._others = others
+        self._route_of_others: RoutedPass | None = None
         self._tables: Tables | None = None
         if self._trained:
             self._tables = Tables.of(groups, places, kernels, device)
@@ -230,15 +231,15 @@ class TabledRoute:
 
     def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
         """See :class:`RoutedPass`."""
-        if self._stacked is None:
-            self._stacked = self._by_groups()
-        return self._stacked.assign(experts_TK, num_experts)
+        if self._route_of_others is None:
+            self._route_of_others = self._others()
+        return self._route_of_others.assign(experts_TK, num_experts)
 
 
 @cache
 def kernels_for(device_type: str, dtype: torch.dtype) -> Any | None:
     """The kernels, if they run there and are right; where they could and are not, a line in the log says why."""
-    if device_type != "cuda":
+    if not is_quick(device_type, dtype):
         return None
     reason = f"{KERNELS_FROM} is not installed"
     if find_spec(KERNELS_FROM) is not None:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from twinkle.infra.sending import send
+
 Span = tuple[int, int]
 
 
@@ -73,7 +75,8 @@ class PackedStates:
     def places(self, device: torch.device) -> torch.Tensor:
         """For each packed token [T], which token of its span it is."""
         if self._places is None:
-            self._places = torch.cat([torch.arange(end - start) for start, end in self.spans]).to(device)
+            places = np.concatenate([np.arange(end - start) for start, end in self.spans])
+            self._places = send(places, torch.int64, device)
         return self._places
 
 
@@ -89,8 +92,8 @@ class SpanGroup:
         self.numbers = numbers
         self.are_tokens = are_tokens
         self._spans = [spans[number] for number in numbers]
-        rows = torch.cat([torch.arange(start, end) for start, end in self._spans])
-        self.rows = None if is_all else rows.to(device)
+        rows = np.concatenate([np.arange(start, end) for start, end in self._spans])
+        self.rows = None if is_all else send(rows, torch.int64, device)
         self._device = device
         self._chunks: dict[int, SpanChunks] = {}
 
@@ -114,8 +117,11 @@ class SpanChunks:
         lengths = np.array([end - start for start, end in spans])
         starts = np.array(list(accumulate(lengths.tolist(), initial=0)))[:-1]
         totals = -(-lengths // num_tokens)
-        self.order = np.argsort(-totals, kind="stable").tolist()
+        order = np.argsort(-totals, kind="stable")
+        self.order_S = send(order, torch.int64, device)
         """The spans in the order in which they stand in every step."""
+        self.places_S = send(np.argsort(order), torch.int64, device)
+        """Where each span stands in that order."""
         self.counts = [int((totals > step).sum()) for step in range(int(totals.max()))]
         """How many spans are under way in each step."""
         num_rows = int(lengths.sum())
@@ -123,15 +129,15 @@ class SpanChunks:
             np.where(offsets < lengths[span], starts[span] + offsets, num_rows)
             for step, count in enumerate(self.counts)
             for offsets in [np.arange(step * num_tokens, (step + 1) * num_tokens)]
-            for span in self.order[:count]
+            for span in order[:count]
         ]
         cells = np.concatenate(rows)
         places = np.empty(num_rows + 1, dtype=np.int64)
         places[cells] = np.arange(cells.size)
-        self.bounds = torch.from_numpy(np.append(starts, num_rows)).to(device)
+        self.bounds = send(np.append(starts, num_rows), torch.int64, device)
         """Where the spans begin, and where the last one ends [S + 1], counted from the first."""
-        self._cells = torch.from_numpy(cells).to(device)
-        self._places_T = torch.from_numpy(places[:num_rows]).to(device)
+        self._cells = send(cells, torch.int64, device)
+        self._places_T = send(places[:num_rows], torch.int64, device)
 
     def cut(self, x_T: torch.Tensor) -> torch.Tensor:
         """Rows [T, ..] as chunks [number of chunks, L, ..]."""
@@ -193,7 +199,7 @@ class Lookback:
             for span, first, is_on in zip(spans, firsts, going_on, strict=False)
             for offset in range(span[1] - span[0] - num_past, span[1] - span[0])
         ]
-        self._after = torch.tensor(after, device=device)
+        self._after = send(after, torch.int64, device)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         for shift in range(1, num_past + 1):
             pairs = [
@@ -204,8 +210,8 @@ class Lookback:
             ]
             self._seen.append(
                 (
-                    torch.tensor([row for row, _ in pairs], device=device, dtype=torch.int64),
-                    torch.tensor([source for _, source in pairs], device=device, dtype=torch.int64),
+                    send([row for row, _ in pairs], torch.int64, device),
+                    send([source for _, source in pairs], torch.int64, device),
                 )
             )
 

@@ -156,15 +156,12 @@ def scan(
     terms: ChunkTerms, chunks: SpanChunks, before_SHKV: torch.Tensor | None, *, keeps: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What each token gets [T, H, V], and the states after each span if they are kept."""
-    state_SHKV = None if before_SHKV is None else before_SHKV[chunks.order]
+    state_SHKV = None if before_SHKV is None else before_SHKV.index_select(0, chunks.order_S)
     outputs, ended = _scan(terms, chunks, state_SHKV, keeps=keeps)
     out_THV = chunks.join(torch.cat(outputs).transpose(1, 2))
     if not keeps:
         return out_THV, None
-    after_SHKV = torch.cat(ended[::-1])
-    places = torch.empty(len(chunks.order), dtype=torch.int64)
-    places[chunks.order] = torch.arange(len(chunks.order))
-    return out_THV, after_SHKV[places.to(after_SHKV.device)]
+    return out_THV, torch.cat(ended[::-1]).index_select(0, chunks.places_S)
 
 
 def _scan(

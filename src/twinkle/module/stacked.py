@@ -22,8 +22,8 @@ from twinkle.infra.sending import send
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.grouped_products import rows_by_group, sums_by_group
-from twinkle.module.packed_products import LayerUpdates, NoUpdates
-from twinkle.module.segmented import Segment
+from twinkle.module.packed_products import LayerUpdates, LoopedProducts, NoUpdates
+from twinkle.module.segmented import Route, Segment
 from twinkle.module.stacks import AdapterStacks, Stack
 
 
@@ -63,9 +63,20 @@ def groups_of(segments: Sequence[Segment], num_rows: int) -> tuple[Group, ...]:
 
 
 class StackedRoute:
-    """Who owns which packed tokens of a pass, for grouped products."""
+    """Who owns which packed tokens of a pass, for grouped products; a layer that these do not take is looped over."""
 
-    def __init__(self, segments: Sequence[Segment], num_rows: int, stacks: AdapterStacks, device: torch.device) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        num_rows: int,
+        stacks: AdapterStacks,
+        device: torch.device,
+        *,
+        looped: LoopedProducts,
+        beside_bytes: int = 0,
+    ) -> None:
+        self._stacks = stacks
+        self._others = Route(segments, looped)
         self._groups = groups_of(segments, num_rows)
         self._num_rows = num_rows
         self._device = device
@@ -77,14 +88,15 @@ class StackedRoute:
         lengths_G = send(lengths, torch.int64, device)
         self._group_T = torch.arange(len(ends), device=device).repeat_interleave(lengths_G, output_size=num_rows)
         if any(group.adapter is not None for group in self._groups):
-            self._stack = stacks.of([group.adapter for group in self._groups])
+            self._stack = stacks.of([group.adapter for group in self._groups], beside_bytes=beside_bytes)
 
     def updates(self, path: str) -> LayerUpdates:
         """See :class:`RoutedPass`."""
-        pair = None if self._stack is None else self._stack.pair(path)
-        if pair is None:
+        if not self._stacks.take(path):
+            return self._others.updates(path)
+        if self._stack is None or not self._stack.trains(path):
             return NoUpdates()
-        return StackedUpdates(path, self._groups, pair, ends=self._ends_G, scales=self._scales(path))
+        return StackedUpdates(path, self._groups, self._stack, ends=self._ends_G, scales=self._scales(path))
 
     def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
         """See :class:`RoutedPass`."""
@@ -92,11 +104,10 @@ class StackedRoute:
 
     def expert_updates(self, path: str, ends_EG: torch.Tensor, tokens_A: torch.Tensor) -> LayerUpdates:
         """What the adapters add to rows that are sorted by expert, then by group."""
-        pair = None if self._stack is None else self._stack.pair(path)
-        if pair is None:
+        if self._stack is None or not self._stack.trains(path):
             return NoUpdates()
         scales_A1 = self._scales(path).index_select(0, tokens_A)
-        return StackedUpdates(path, self._groups, pair, ends=ends_EG, scales=scales_A1)
+        return StackedUpdates(path, self._groups, self._stack, ends=ends_EG, scales=scales_A1)
 
     @property
     def group_T(self) -> torch.Tensor:
@@ -121,18 +132,20 @@ class StackedUpdates:
     """The updates of one layer's rows. What it saves is ``scale * x A^T`` [rows, R] of all."""
 
     def __init__(
-        self, path: str, groups: Sequence[Group], pair: LoraPair, *, ends: torch.Tensor, scales: torch.Tensor
+        self, path: str, groups: Sequence[Group], stack: Stack, *, ends: torch.Tensor, scales: torch.Tensor
     ) -> None:
         self._path = path
         self._groups = groups
-        self._pair = pair
+        # Not its matrices: where these are stacked for this layer alone, nothing is to hold them until the way back.
+        self._stack = stack
         self._ends_G = ends
         self._scales_T1 = scales
 
     def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See :class:`LayerUpdates`."""
-        inner_TR = self._scaled(rows_by_group(x_TI, self._pair.a.transpose(1, 2), self._ends_G))
-        y_TO.add_(rows_by_group(inner_TR, self._pair.b.transpose(1, 2), self._ends_G))
+        pair = self._stack.pair(self._path)
+        inner_TR = self._scaled(rows_by_group(x_TI, pair.a.transpose(1, 2), self._ends_G))
+        y_TO.add_(rows_by_group(inner_TR, pair.b.transpose(1, 2), self._ends_G))
         return (inner_TR,)
 
     def add_gradients(
@@ -140,14 +153,15 @@ class StackedUpdates:
     ) -> None:
         """See :class:`LayerUpdates`."""
         (inner_TR,) = saved
+        pair = self._stack.pair(self._path)
         dy_TO = dy_TO.contiguous()
-        d_inner_TR = self._scaled(rows_by_group(dy_TO, self._pair.b, self._ends_G))
+        d_inner_TR = self._scaled(rows_by_group(dy_TO, pair.b, self._ends_G))
         if any(group.gradient is not None and self._path in group.gradient for group in self._groups):
             self._add_to_pairs(
                 sums_by_group(d_inner_TR, x_TI, self._ends_G).float(),
                 sums_by_group(dy_TO, inner_TR, self._ends_G).float(),
             )
-        dx_TI.add_(rows_by_group(d_inner_TR, self._pair.a, self._ends_G))
+        dx_TI.add_(rows_by_group(d_inner_TR, pair.a, self._ends_G))
 
     def _scaled(self, inner_TR: torch.Tensor) -> torch.Tensor:
         """Rows times their group's factor, rounded once: a factor in bfloat16 would be off by up to 0.2 % for all."""

@@ -1,7 +1,8 @@
 """Adapters' matrices as grouped products want them: one tensor for all owners of a pass, in each layer.
 
 Between passes a stack is kept, and only what an adapter has changed is copied again: an update of its weights costs a
-few kernels for all layers together. What does not fit the limit is stacked anew in each layer instead.
+few kernels for all layers together. What there is no room for is stacked anew in each layer instead, forward and again
+backward.
 
 Shapes: G groups, E experts, I inputs, O outputs, R padded rank.
 """
@@ -9,17 +10,20 @@ Shapes: G groups, E experts, I inputs, O outputs, R padded rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from twinkle.module.adapter import LoraAdapter, LoraPair
+from twinkle.module.grouped_products import fits_kernel
 
 RANK_MULTIPLE = 8
 """Rows of a stacked matrix must be a multiple of 16 bytes long, in bfloat16 too."""
 KEPT_STACKS = 2
 """Training's and sampling's, which take turns."""
+PART = 0.5
+"""Of the room that the pass leaves, for a new stack."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,16 @@ class Stack:
         ranks = [shape.rank for owner in owners if owner is not None for shape in owner.layout.shapes]
         self.rank = -(-max(ranks, default=1) // RANK_MULTIPLE) * RANK_MULTIPLE
         self._pairs: dict[str, LoraPair] = {}
-        size_bytes = sum(self._size_bytes(shape) for shape in self._shapes.values())
-        self.is_kept = size_bytes <= limit_bytes
-        self.size_bytes = size_bytes if self.is_kept else 0
+        self.wanted_bytes = sum(self._size_bytes(shape) for shape in self._shapes.values())
+        """What it takes if it is kept."""
+        self.is_kept = self.wanted_bytes <= limit_bytes
         if self.is_kept:
             self._pairs = {path: self._zeros(shape) for path, shape in self._shapes.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds."""
+        return self.wanted_bytes if self.is_kept else 0
 
     @property
     def num_groups(self) -> int:
@@ -81,10 +90,12 @@ class Stack:
                 self._versions[index] = owner.version
         self._copy(self._pairs, changed)
 
-    def pair(self, path: str) -> LoraPair | None:
-        """A [G, R, I] and B [G, O, R] of a module, zeros beyond each owner's rank; None if no owner trains it."""
-        if path not in self._shapes:
-            return None
+    def trains(self, path: str) -> bool:
+        """Whether any owner trains a module."""
+        return path in self._shapes
+
+    def pair(self, path: str) -> LoraPair:
+        """A [G, R, I] and B [G, O, R] of a module that an owner trains, zeros beyond each one's rank."""
         if self.is_kept:
             return self._pairs[path]
         pair = self._zeros(self._shapes[path])
@@ -121,36 +132,47 @@ class Stack:
 
 
 class AdapterStacks:
-    """The stacks of the last passes."""
+    """The stacks of the last passes.
+
+    Args:
+        shapes: Of all modules that adapters train, by path.
+        device: Where they are.
+        dtype: What passes compute in.
+        room: How much of the device's memory nobody holds, and nobody may take without asking.
+    """
 
     def __init__(
-        self, shapes: Mapping[str, StackShape], *, device: torch.device, dtype: torch.dtype, limit_bytes: int
+        self, shapes: Mapping[str, StackShape], *, device: torch.device, dtype: torch.dtype, room: Callable[[], int]
     ) -> None:
-        self._shapes = shapes
+        self._shapes = {
+            path: shape
+            for path, shape in shapes.items()
+            if fits_kernel(shape.in_features, dtype) and fits_kernel(shape.out_features, dtype)
+        }
         self._device, self._dtype = device, dtype
-        self._limit_bytes = limit_bytes
+        self._room = room
         self._kept: list[Stack] = []
+
+    def take(self, path: str) -> bool:
+        """Whether grouped products can do the updates of this module."""
+        return path in self._shapes
 
     @property
     def size_bytes(self) -> int:
         """What they hold of the device's memory."""
         return sum(stack.size_bytes for stack in self._kept)
 
-    def of(self, owners: Sequence[LoraAdapter | None]) -> Stack:
-        """The stack of these owners, with the weights that they have now."""
+    def of(self, owners: Sequence[LoraAdapter | None], *, beside_bytes: int = 0) -> Stack:
+        """The stack of these owners, with the weights that they have now, beside a pass that takes so much."""
         found = next((stack for stack in self._kept if stack.belongs_to(owners)), None)
-        if found is None:
-            # First, so that never more than the limit is held.
-            self._kept = self._kept[-(KEPT_STACKS - 1) :]
-            found = Stack(
-                owners,
-                self._shapes,
-                device=self._device,
-                dtype=self._dtype,
-                limit_bytes=self._limit_bytes // KEPT_STACKS,
-            )
-        else:
+        if found is not None:
             self._kept.remove(found)
+        if found is None or not found.is_kept:
+            # First, so that it is counted as free.
+            self._kept = self._kept[-(KEPT_STACKS - 1) :]
+            limit_bytes = int((self._room() - beside_bytes) * PART)
+            if found is None or found.wanted_bytes <= limit_bytes:
+                found = Stack(owners, self._shapes, device=self._device, dtype=self._dtype, limit_bytes=limit_bytes)
         self._kept.append(found)
         found.refresh()
         return found

@@ -49,7 +49,7 @@ class TokenInputs:
         if self._by_token:
             embeddings_TH, digits_TN = rows_TW.tensor_split([rows_TW.shape[1] - NUM_DIGITS], dim=1)
             # A row may be NaN as a whole; its token is none then, but it must be one of the table's.
-            places_N = torch.tensor([BASE**place for place in range(NUM_DIGITS)], device=rows_TW.device)
+            places_N = BASE ** torch.arange(NUM_DIGITS, device=rows_TW.device)
             ids_T = (digits_TN.detach().float().nan_to_num(0).long() * places_N).sum(1).clamp(0, self._num_tokens - 1)
             return {"inputs_embeds": embeddings_TH[None], "token_ids": ids_T[None]}
         if not self._num_features:

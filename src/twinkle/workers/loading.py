@@ -22,8 +22,9 @@ from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import RankGroup
 from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.step import OutOfStep, is_out_of_memory
+from twinkle.model.fused.step import OutOfStep
 from twinkle.model.loading import decoder_of
 from twinkle.model.whole.core import WholeModelCore
 from twinkle.module.packed_linear import EightBits

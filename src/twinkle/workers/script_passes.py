@@ -13,10 +13,10 @@ from twinkle.core.errors import InvalidInput, UserError
 from twinkle.model.forward_pass import EMBEDDING, ForwardPass, PassOptions
 from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.embedding import EmbeddedRows
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.job_run import FailureReport
 from twinkle.model.fused.rows import refuse_options, with_teacher_indices
 from twinkle.model.fused.script_pass import Aim, ScriptPass, keep
-from twinkle.model.fused.step import is_out_of_memory
 from twinkle.model.fused.training import TrainJob, TrainOutcome
 from twinkle.model.script_settings import rows_of
 from twinkle.model.script_state import Script

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from twinkle.model.fused.adam import blockwise_update, fused_update
+from twinkle.model.fused import adam
+from twinkle.model.fused.adam import blockwise_update, fused_update, l2_norm, norm_in_parts
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.training import AdamParams
 from twinkle.module.lora import LoraAdapter, LoraConfig
@@ -32,3 +33,16 @@ def test_one_kernel_steps_as_blocks_do(decay: float, factor: float, load_model: 
     assert not torch.equal(fused.params, filled(model, 1).params)
     for name in ("params", "exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(getattr(fused, name), getattr(blocks, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", [1000, 1 << 24])
+def test_a_norm_in_parts_is_the_norm_and_copies_a_part_at_a_time(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = torch.randn(10_001, generator=torch.Generator().manual_seed(0)) * 1e20
+    taken: list[int] = []
+    norm = torch.linalg.vector_norm
+    monkeypatch.setattr(torch.linalg, "vector_norm", lambda x, **rest: (taken.append(x.numel()), norm(x, **rest))[1])
+    monkeypatch.setattr(adam, "NORM_PART", part)
+    found = norm_in_parts(buffer).item()
+    monkeypatch.undo()
+    assert found == pytest.approx(l2_norm(buffer), rel=1e-12)
+    assert max(taken) <= part

@@ -130,7 +130,7 @@ def test_one_pass_gives_the_gradient_that_a_client_gets_with_two(load_model, mak
     total, weighted = 0.0, []
     for datum, logprobs in zip(data, forward.logprobs, strict=True):
         leaf = torch.from_numpy(logprobs).requires_grad_(True)
-        inputs = list(TracedLoss(graph=graph).tensors(datum.inputs, torch.device("cpu")).values())
+        inputs = list(TracedLoss(graph=graph).tensors(datum.inputs, torch.from_numpy).values())
         value, _ = function(leaf, *inputs)
         value.backward()
         total += value.item()

@@ -46,6 +46,9 @@ def test_guests_give_way_in_order_and_what_must_be_there_does_not() -> None:
     assert memory.held == {"base model": 40, "adapters": 20, "kept prompts": 0, "stacked adapters": 0}
     memory.reserve("adapters", 30)
     assert memory.unpromised_bytes == 30
+    assert memory.room_for_guests == 30, "though 40 are free"
+    stacks.size_bytes = 10
+    assert memory.room_for_guests == 20
     del prompts, stacks
     assert memory.held == {"base model": 40, "adapters": 20}
 

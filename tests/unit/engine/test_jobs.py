@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from twinkle.core.errors import InvalidInput, OutOfMemory
+from twinkle.model.fused.pass_size import PassSize
 from twinkle.model.fused.step import FusedStep
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.module.lora import LoraConfig
@@ -157,6 +158,8 @@ def test_when_memory_runs_out_passes_get_smaller_until_a_single_datum_does_not_f
             raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(FusedStep, "_run_pass", run_within_50_tokens)
+    # What fits is remembered: not for the tests after this one.
+    monkeypatch.setattr(model._step, "_sizes", {backward: PassSize(1024) for backward in (True, False)})
 
     outcome, failed = model.forward_backward([ours, theirs])
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from twinkle.core.errors import OutOfMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.pass_size import GROW_AFTER_PASSES, PassSize
 from twinkle.model.fused.training import TrainJob
@@ -125,3 +126,43 @@ def test_jobs_that_go_alone_after_a_failure_are_told_of_once_with_their_number(m
         assert told["num_jobs"] == 3
         assert told["error"] == "ArithmeticError: a kernel failed"
         assert told["times"] == times
+
+
+def test_a_gradient_that_has_no_room_beside_one_that_is_open_fails_its_job_alone(model, make_datum):
+    rng = np.random.default_rng(0)
+    cache = Guest(1 << 30)
+    model.memory.limit_bytes = 1 << 30
+    model.memory.add_guest("cache", cache)
+    adapters = [model.create_adapter(LoraConfig(rank=4, seed=seed)) for seed in range(2)]
+    jobs = [TrainJob(adapter, (make_datum(rng, 10),), "cross_entropy") for adapter in adapters]
+    model.forward_backward(jobs[:1])
+    first = adapters[0].grad.clone()
+    held = []
+    layer = model.base.model.layers[0]
+    layer.register_forward_pre_hook(lambda *args: held.append(model.memory.held["gradients of passes"]))
+    before = cache.size_bytes
+
+    (again,) = model.forward_backward(jobs[:1])
+
+    assert not isinstance(again, Exception)
+    assert held == [first.nbytes]
+    assert cache.size_bytes <= before - first.nbytes
+    assert model.memory.held["gradients of passes"] == 0
+    assert torch.equal(adapters[0].grad, first + first)
+
+    def full(gradient):
+        raise torch.OutOfMemoryError("out of memory")
+
+    model._gradients.zeros_like = full
+    failed, trained = model.forward_backward(jobs)
+    assert isinstance(failed, OutOfMemory)
+    assert not isinstance(trained, Exception)
+    assert torch.equal(adapters[0].grad, first + first)
+
+
+class Guest:
+    def __init__(self, size_bytes):
+        self.size_bytes = size_bytes
+
+    def give_back(self, num_bytes):
+        self.size_bytes -= num_bytes

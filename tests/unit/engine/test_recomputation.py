@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from harness.families import VOCAB_SIZE
 from harness.lora_kernels import LoraKernels
+from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig
@@ -84,6 +86,25 @@ def test_one_long_datum_trains_within_the_bytes_that_are_reckoned(
     saved = sizes.pass_bytes(NUM_TOKENS, recomputed=False) - sizes.pass_bytes(NUM_TOKENS, recomputed=True)
     assert saved > 0
     assert kept - twice > 0.8 * saved
+
+
+def test_under_a_limit_of_bytes_a_long_datum_trains_within_it_that_would_not_with_all_kept(
+    base_dirs: Callable[[str], Path], make_data: Callable[..., tuple[Datum, ...]]
+) -> None:
+    data = make_data(NUM_TOKENS)
+    memory = DeviceMemory(None, torch.device("cpu"))
+    bounded = FusedLoraModel.from_pretrained(str(base_dirs("qwen3")), memory=memory)
+    unbounded = FusedLoraModel.from_pretrained(str(base_dirs("qwen3")))
+    sizes = bounded.activation_sizes
+    assert sizes is not None
+    # An adapter, and of the head three times the logits: these, what becomes of them, and their gradient.
+    beside = bounded.pool.sizes.rank_bytes * 4 + 3 * NUM_TOKENS * VOCAB_SIZE * 4
+    limit = sizes.pass_bytes(NUM_TOKENS, recomputed=True) + beside
+    memory.fix("base model", bounded.base_bytes)
+    memory.limit_bytes = bounded.base_bytes + limit
+    train(unbounded, data)  # what is made once is no activation
+
+    assert most_bytes(lambda: train(bounded, data)) <= limit < most_bytes(lambda: train(unbounded, data))
 
 
 def test_a_datum_that_does_not_fit_is_tried_once_more_with_its_layers_computed_twice(

@@ -273,7 +273,7 @@ def test_a_whole_loss_gives_what_the_traced_function_gives_on_the_client(case: s
     logprobs = -torch.from_numpy(inputs.pop("logprobs"))
 
     traced = TracedLoss(graph=graph_of(loss, ranks))
-    evaluation = traced.evaluate(logprobs, traced.tensors(inputs, torch.device("cpu")))
+    evaluation = traced.evaluate(logprobs, traced.tensors(inputs, torch.from_numpy))
 
     leaf = logprobs.clone().requires_grad_(True)
     handle = trace_loss(loss, ranks, "s")  # type: ignore[arg-type]
@@ -426,7 +426,7 @@ def test_devices_and_layouts_of_the_client_mean_nothing_here() -> None:
 
 def evaluate(loss: Any, ranks: dict[str, int], logprobs: torch.Tensor, **inputs: np.ndarray) -> Any:
     traced = TracedLoss(graph=graph_of(loss, ranks))
-    return traced.evaluate(logprobs, traced.tensors(inputs, torch.device("cpu")))
+    return traced.evaluate(logprobs, traced.tensors(inputs, torch.from_numpy))
 
 
 BAD_RETURNS = {

@@ -3,6 +3,7 @@
 The CPU has kernels for the first; for those of the second it has a stand-in.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import peft
@@ -11,23 +12,25 @@ import torch
 
 from harness.lora_kernels import LoraKernels
 from twinkle.module import grouped_products
-from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraShape
+from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
 from twinkle.module.lora_tables import Places, TabledRoute, relative_error
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Segment
 from twinkle.module.stacked import StackedRoute
-from twinkle.module.stacks import AdapterStacks, StackShape
+from twinkle.module.stacks import AdapterStacks, Stack, StackShape
 
 INPUTS, OUTPUTS = 48, 64
 NUM_ROWS = 37
 NUM_EXPERTS, NUM_CHOICES = 4, 2
 CPU = torch.device("cpu")
-LINEAR, EXPERTS = "layer", "experts.up"
+LINEAR, EXPERTS, ODD = "layer", "experts.up", "gates"
+ODD_OUTPUTS = 6
 SHAPES = {
     LINEAR: StackShape(INPUTS, OUTPUTS, None),
     EXPERTS: StackShape(INPUTS, OUTPUTS, NUM_EXPERTS),
     "left alone": StackShape(INPUTS, OUTPUTS, None),
+    ODD: StackShape(INPUTS, ODD_OUTPUTS, None),
 }
 MakeRoute = Callable[[Sequence[Segment]], RoutedPass]
 
@@ -46,8 +49,8 @@ def make_adapter(
     return adapter
 
 
-def make_stacks(dtype: torch.dtype = torch.float32, limit_bytes: int = 1 << 30) -> AdapterStacks:
-    return AdapterStacks(SHAPES, device=CPU, dtype=dtype, limit_bytes=limit_bytes)
+def make_stacks(dtype: torch.dtype = torch.float32, room: int = 1 << 30) -> AdapterStacks:
+    return AdapterStacks(SHAPES, device=CPU, dtype=dtype, room=lambda: room)
 
 
 def looped(segments: Sequence[Segment]) -> RoutedPass:
@@ -57,7 +60,7 @@ def looped(segments: Sequence[Segment]) -> RoutedPass:
 def stacked(segments: Sequence[Segment], stacks: AdapterStacks | None = None, num_rows: int = NUM_ROWS) -> RoutedPass:
     owners = (one.adapter for one in segments if one.adapter is not None)
     dtype = next((next(iter(owner.compute_views.values())).a.dtype for owner in owners), torch.float32)
-    return StackedRoute(segments, num_rows, stacks or make_stacks(dtype), CPU)
+    return StackedRoute(segments, num_rows, stacks or make_stacks(dtype), CPU, looped=LoopedProducts(RowProduct()))
 
 
 def tabled(segments: Sequence[Segment], num_rows: int = NUM_ROWS) -> RoutedPass:
@@ -67,7 +70,7 @@ def tabled(segments: Sequence[Segment], num_rows: int = NUM_ROWS) -> RoutedPass:
         Places([path for path, shape in SHAPES.items() if shape.num_experts is None]),
         kernels=LoraKernels(),
         device=CPU,
-        by_groups=lambda: stacked(segments, num_rows=num_rows),
+        others=lambda: stacked(segments, num_rows=num_rows),
     )
 
 
@@ -186,6 +189,29 @@ def test_a_layer_that_no_adapter_trains_is_left_alone(make_route: MakeRoute) -> 
     assert torch.equal(case.y, before)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_a_layer_whose_rows_the_kernel_does_not_take_goes_segment_by_segment(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    results = []
+    for make_route in (looped, stacked):
+        case = Case(dtype)
+        adapters = [make_adapter(rank, 0.5, dtype, paths=(LINEAR, ODD)) for rank in (3, 8)]
+        segments = [
+            Segment(one, start, end, one.grad_views)
+            for one, start, end in zip(adapters, (10, 20), (19, NUM_ROWS), strict=True)
+        ]
+        updates = make_route(segments).updates(ODD)
+        y, dy = case.y[:, :ODD_OUTPUTS].contiguous(), case.dy[:, :ODD_OUTPUTS].contiguous()
+        saved = updates.add(y, case.x)
+        updates.add_gradients(dy_TO=dy, dx_TI=case.dx, x_TI=case.x, saved=saved)
+        assert not torch.equal(y, case.y[:, :ODD_OUTPUTS])
+        results.append((y, case.dx, *(one.grad for one in adapters)))
+    for expected, found in zip(*results, strict=True):
+        assert expected.abs().max() > 0
+        assert_close(found, expected, tolerance)
+
+
 def test_weights_are_copied_again_only_where_an_adapter_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     case, stacks = Case(), make_stacks()
     stacked(case.segments, stacks)
@@ -208,11 +234,39 @@ def test_weights_are_copied_again_only_where_an_adapter_has_changed(monkeypatch:
     assert_close(found["y"], expected["y"])
 
 
-def test_stacks_beyond_their_limit_are_made_in_each_layer_and_hold_nothing() -> None:
-    stacks = make_stacks(limit_bytes=1000)
-    found = Case().run(lambda segments: stacked(segments, stacks))
-    assert_close(found["y"], Case().run(looped)["y"])
+def test_stacks_that_there_is_no_room_for_are_made_in_each_layer_and_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    zeros = Stack._zeros
+
+    def noted(stack: Stack, shape: StackShape) -> LoraPair:
+        pair = zeros(stack, shape)
+        made.extend(map(weakref.ref, pair))
+        return pair
+
+    monkeypatch.setattr(Stack, "_zeros", noted)
+    case, stacks = Case(), make_stacks(room=1000)
+    route = stacked(case.segments, stacks)
+    updates = route.updates(LINEAR)
+    saved = updates.add(case.y, case.x)
+    assert made and not any(each() is not None for each in made), "not until the way back"
+    updates.add_gradients(dy_TO=case.dy, dx_TI=case.dx, x_TI=case.x, saved=saved)
     assert stacks.size_bytes == 0
+    expected = Case().run(looped)
+    assert_close(case.y, expected["y"])
+    assert_close(case.dx, expected["dx"])
+
+
+def test_a_stack_takes_no_memory_that_the_pass_needs_and_is_kept_once_there_is_more() -> None:
+    case = Case()
+    size_bytes = make_stacks().of(case.adapters).size_bytes
+    room = 2 * size_bytes
+    stacks = AdapterStacks(SHAPES, device=CPU, dtype=torch.float32, room=lambda: room - stacks.size_bytes)
+    assert not stacks.of(case.adapters, beside_bytes=1).is_kept
+    kept = stacks.of(case.adapters)
+    assert kept.is_kept and stacks.size_bytes == size_bytes
+    assert stacks.of(case.adapters, beside_bytes=room) is kept
 
 
 def test_an_adapter_that_is_gone_leaves_nothing_to_one_at_its_address() -> None:
@@ -297,3 +351,24 @@ def test_an_adapter_that_trains_other_layers_is_left_out_of_this_one() -> None:
         ys.append(case.y)
     assert torch.equal(ys[1][:20], Case().y[:20])
     assert_close(ys[1], ys[0])
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "expected"),
+    [
+        ((9, 0), torch.bfloat16, True),
+        ((10, 0), torch.bfloat16, True),
+        ((10, 3), torch.bfloat16, True),
+        ((9, 0), torch.float16, False),
+        ((8, 0), torch.bfloat16, False),
+        ((8, 9), torch.bfloat16, False),
+        ((12, 0), torch.bfloat16, False),
+    ],
+)
+def test_products_are_grouped_only_where_no_layer_then_waits(
+    capability: tuple[int, int], dtype: torch.dtype, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere torch's ``_grouped_mm`` copies the groups' ends to the host (ATen's GroupedMMUtils.h)."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert grouped_products.supports_grouped_products(torch.device("cuda"), dtype) is expected
+    assert not grouped_products.supports_grouped_products(CPU, dtype)

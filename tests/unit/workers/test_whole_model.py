@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from harness.called_engine import Called
+from harness.host_reads import HostReads
 from harness.journal import Bench
 from harness.training import make_rows
 from harness.twinkle_calls import CalledRun
@@ -22,7 +23,9 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.operation import OperationState
 from twinkle.core.settings import Settings
 from twinkle.model import TransformersModel
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.model.script_state import Script
+from twinkle.module.lora import LoraConfig
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
@@ -244,3 +247,24 @@ def test_a_killed_run_of_the_whole_model_ends_with_the_bits_of_an_undisturbed_on
     assert (
         isinstance(state, Script) and cost.snapshot_bytes >= cost.num_snapshots * 12 * state.adapter.params.numel() > 0
     )
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 9, 5), (3, 4, 5, 6)])
+def test_a_pass_reads_as_much_back_for_many_datums_as_for_one(
+    engine: TransformersEngine, lengths: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    data = tuple(
+        Datum(
+            rng.integers(3, 40, length),
+            {"target_tokens": rng.integers(3, 40, length), "weights": np.ones(length, np.float32)},
+        )
+        for length in lengths
+    )
+    copy = engine.model.create_adapter(LoraConfig(rank=0))
+    with HostReads() as reads:
+        (outcome,) = engine.model.forward_backward([TrainJob(copy, data, "cross_entropy")])
+    assert isinstance(outcome, TrainOutcome), outcome
+    # What came out of the pass, and whether the gradient is finite; the rest are transformers' own masks.
+    assert reads.counts["cpu"] == 1
+    assert reads.counts["__float__"] == reads.counts["item"] == reads.counts["tolist"] == 0

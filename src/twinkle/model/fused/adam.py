@@ -13,6 +13,8 @@ from twinkle.model.fused.validation import validate_adam
 from twinkle.module.lora import LoraAdapter
 
 NORM_BLOCK = 4096
+NORM_PART = 1 << 24
+"""Elements of a buffer of which an accelerator holds a copy at a time."""
 PARALLEL_GRAIN = 32768
 """From this many elements a thread on, torch splits an elementwise operation over threads."""
 SMALLEST_EPS = 1e-37
@@ -20,13 +22,21 @@ SMALLEST_EPS = 1e-37
 
 
 def l2_norm(buffer: torch.Tensor) -> float:
-    """The L2 norm, summed in blocks of one size so that its bits do not depend on the number of threads."""
+    """The L2 norm; on a CPU summed in blocks of one size so that its bits do not depend on the number of threads."""
+    if buffer.device.type != "cpu":
+        return float(norm_in_parts(buffer))
     whole = buffer.numel() // NORM_BLOCK * NORM_BLOCK
     blocks = [buffer[:whole].view(-1, NORM_BLOCK)] if whole else []
     rest = buffer[whole:]
     norms = [norm for block in blocks for norm in torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).tolist()]
     norms.append(float(torch.linalg.vector_norm(rest, dtype=torch.float64)))
     return math.sqrt(math.fsum(norm * norm for norm in norms))
+
+
+def norm_in_parts(buffer: torch.Tensor) -> torch.Tensor:
+    """The L2 norm where the buffer is, part by part: in double precision a part is copied first."""
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in buffer.split(NORM_PART)]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 @torch.no_grad()

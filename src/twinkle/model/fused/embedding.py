@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.core.slices import Slices, finished
+from twinkle.infra.sending import send
 from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.fused.job_run import all_finite
 from twinkle.module.adapter import LoraPair
@@ -78,7 +81,7 @@ class FusedEmbedding:
 
     def _embed_pass(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
         hidden_TH, ends = self._run(rows, adapter, None)
-        return hidden_TH[ends].float().cpu()
+        return hidden_TH.index_select(0, ends).float().cpu()
 
     def _add_pass(
         self,
@@ -89,7 +92,7 @@ class FusedEmbedding:
     ) -> None:
         hidden_TH, ends = self._run(rows, adapter, views)
         d_hidden_TH = torch.zeros_like(hidden_TH)
-        d_hidden_TH[ends] = gradient_BH.to(d_hidden_TH)
+        d_hidden_TH.index_copy_(0, ends, send(gradient_BH.numpy(), torch.float32, self._device).to(d_hidden_TH.dtype))
         hidden_TH.backward(d_hidden_TH)
 
     def _passes(self, rows: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
@@ -105,17 +108,18 @@ class FusedEmbedding:
         self, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient: Mapping[str, LoraPair] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states (T, H), with a graph where there is a place for the gradient, and where the rows end."""
-        lengths = torch.tensor([len(row) for row in rows])
-        ends = lengths.cumsum(0)
-        spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
-        tokens_T = torch.cat(list(rows)).to(self._device)
-        positions_T = torch.cat([torch.arange(len(row)) for row in rows]).to(self._device)
+        ends = np.cumsum([len(row) for row in rows])
+        spans = list(pairwise([0, *ends.tolist()]))
+        tokens_T = send(torch.cat(list(rows)).numpy(), torch.int64, self._device)
+        positions_T = send(np.concatenate([np.arange(len(row)) for row in rows]), torch.int64, self._device)
         segments = [Segment(adapter, start, end, gradient) for start, end in spans]
         with torch.set_grad_enabled(gradient is not None):
             embeddings_TH = self._inputs(tokens_T).detach()
             if gradient is not None:
                 embeddings_TH.requires_grad_(True)
-            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans)), ends - 1
+            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans)), send(
+                ends - 1, torch.int64, self._device
+            )
 
 
 @dataclass(frozen=True, eq=False)

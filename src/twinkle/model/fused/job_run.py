@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +18,11 @@ from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss, TracedLoss
 from twinkle.loss.operation_work import OperationWork
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.adapter import LoraPair
+
+ZerosLike = Callable[[torch.Tensor], torch.Tensor]
 
 FIRST_EXPECTED_WORK = 1 << 20
 """Of a client's own loss for one datum, before any is known; it may be four times as much."""
@@ -84,7 +87,15 @@ class JobRun:
     is touched before ``commit``, so a job that fails leaves no trace.
     """
 
-    def __init__(self, job: TrainJob, loss: DatumLoss, *, in_place: bool, ranks: RankGroup = ALONE) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        loss: DatumLoss,
+        *,
+        in_place: bool,
+        ranks: RankGroup = ALONE,
+        zeros_like: ZerosLike = torch.zeros_like,
+    ) -> None:
         self.job = job
         self.loss = loss
         self.shares = shares_of(job.data, ranks.size)
@@ -101,9 +112,21 @@ class JobRun:
         self._metrics: list[Mapping[str, float]] = []
         self._sum: torch.Tensor | None = None
         self.gradient: Mapping[str, LoraPair] | None = None
-        if job.backward:
-            self._sum = job.adapter.grad if in_place else torch.zeros_like(job.adapter.grad)
-            self.gradient = job.adapter.grad_views if in_place else job.adapter.layout.views(self._sum)
+        if job.backward and in_place:
+            self._sum, self.gradient = job.adapter.grad, job.adapter.grad_views
+        elif job.backward:
+            self._gather_apart(zeros_like)
+
+    def _gather_apart(self, zeros_like: ZerosLike) -> None:
+        try:
+            self._sum = zeros_like(self.job.adapter.grad)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Said to the other ranks like any failure.
+            self.fail(OutOfMemory(f"the device ran out of memory: {error}"))
+            return
+        self.gradient = self.job.adapter.layout.views(self._sum)
 
     @property
     def sum(self) -> torch.Tensor | None:
@@ -247,7 +270,11 @@ def _work_of(job: TrainJob) -> OperationWork:
 
 
 def start_runs(
-    jobs: Sequence[TrainJob], losses: Sequence[DatumLoss | Exception], ranks: RankGroup = ALONE
+    jobs: Sequence[TrainJob],
+    losses: Sequence[DatumLoss | Exception],
+    ranks: RankGroup = ALONE,
+    *,
+    zeros_like: ZerosLike = torch.zeros_like,
 ) -> list[JobRun | Exception]:
     """A run for each job that passed validation; the first of an adapter with an empty window gathers in place."""
     claimed: set[int] = set()
@@ -259,7 +286,7 @@ def start_runs(
         in_place = job.backward and not job.adapter.has_gradients and id(job.adapter) not in claimed
         if job.backward:
             claimed.add(id(job.adapter))
-        runs.append(JobRun(job, loss, in_place=in_place, ranks=ranks))
+        runs.append(JobRun(job, loss, in_place=in_place, ranks=ranks, zeros_like=zeros_like))
     return runs
 
 

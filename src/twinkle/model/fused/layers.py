@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from twinkle.module.compressed_attention import prepare_deepseek_v4
+from twinkle.module.deepstack import prepare_deepstack
 from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.mamba import pack_mamba_layers
@@ -22,8 +23,8 @@ def prepare_layers(model: Any, served: Any, device: torch.device, product: RowPr
 
     Returns the bytes of what layers that carry a state along a sequence remember of one; 0 if there are no such layers.
     """
-    prepare_llama4(model)
-    prepare_deepseek_v4(model)
+    for prepare in (prepare_llama4, prepare_deepseek_v4, prepare_deepstack):
+        prepare(model)
     register_packed_attention()
     served.set_attn_implementation(ATTENTION_NAME)
     is_cpu = device.type == "cpu"

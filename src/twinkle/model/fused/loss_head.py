@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import Parcel, fetch
 from twinkle.loss import DatumLoss
 from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused import entropy
@@ -108,6 +109,7 @@ class LossHead:
         *,
         rows_per_group: int,
         form: LogitForm = PLAIN,
+        sums_together: bool = False,
     ) -> None:
         self.weight_VH = weight_VH
         self.path = path
@@ -115,6 +117,8 @@ class LossHead:
         self.products = LoopedProducts(product)
         self.rows_per_group = rows_per_group
         self.form = form
+        self.sums_together = sums_together
+        """Whether gradients are summed over an adapter's datums at once, as its other layers do on an accelerator."""
 
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Float32 logits of the given rows; the segments count within these rows."""
@@ -174,16 +178,12 @@ class LossHead:
         item.d_logprobs = _evaluate(item, torch.cat(scored), item.inputs)
 
     def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
-        # Pieces of a group need not be neighbours: a long datum scored beforehand leaves a hole.
-        hidden_nH = torch.cat([hidden_TH[piece.rows] for piece in group])
+        stretches = _stretches(group)
+        hidden_nH = torch.cat([hidden_TH[rows] for rows in stretches])
         logits_nV = self.products.rows.in_float32(hidden_nH, self.weight_VH)
         spans = _spans(group)
         x_nH = hidden_nH.float()
-        segments = [
-            Segment(piece.item.adapter, span.start, span.stop, piece.item.gradient)
-            for piece, span in zip(group, spans, strict=True)
-        ]
-        updates = LoopedUpdates(self.products, self._pairs(segments))
+        updates = LoopedUpdates(self.products, self._pairs(self._segments(group, spans)))
         saved = updates.add(logits_nV, x_nH)
         logits_nV = self.form.apply_(logits_nV)
         for piece, span in zip(group, spans, strict=True):
@@ -195,36 +195,105 @@ class LossHead:
             if counted_n is not None:
                 is_best_n = logprobs_nV[span].argmax(dim=-1) == piece.targets_nK[:, 0]
                 piece.item.correct.append((is_best_n & counted_n).sum())
-        d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
+        d_logprobs = _lose(group, _scored(logprobs_nV, group, spans))
         if d_hidden_TH is None:
             return
         del logprobs_nV
-        # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
-        d_logits_nV = torch.softmax(logits_nV, dim=-1)
-        slopes_nV = self.form.slopes(logits_nV)
-        if all(piece.item.entropy_weights is None for piece in group):
-            del logits_nV
-        for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
-            gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
-            rows_nV = d_logits_nV[span]
-            rows_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
-            rows_nV.scatter_add_(1, piece.targets_nK, gradient_nK)
-            if piece.item.entropy_weights is not None:
-                weights_n = piece.item.entropy_weights[piece.start : piece.end]
-                entropy.add_gradient_(rows_nV, logits_nV[span], weights_n)
-        if slopes_nV is not None:
-            d_logits_nV.mul_(slopes_nV)
+        d_logits_nV = self._d_logits(logits_nV, group, spans, d_logprobs)
+        del logits_nV
         d_rows_nH = self.products.rows.in_float32(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t())
         updates.add_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved)
-        for piece, span in zip(group, spans, strict=True):
-            d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
+        found = d_rows_nH.split([rows.stop - rows.start for rows in stretches])
+        for rows, own_nH in zip(stretches, found, strict=True):
+            d_hidden_TH[rows] = own_nH  # rounded, where hidden states are
 
-    @staticmethod
-    def _lose(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
+    def _d_logits(
+        self,
+        logits_nV: torch.Tensor,
+        group: Sequence[_Piece],
+        spans: Sequence[slice],
+        d_logprobs: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """The gradient of the projected logits, given these as they are in form."""
+        # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
+        d_logits_nV = torch.softmax(logits_nV, dim=-1)
+        if _have_one_target(group):
+            _add_targets_(d_logits_nV, _targets_of(group), torch.cat(list(d_logprobs))[:, None])
+        else:
+            for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
+                gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
+                _add_targets_(d_logits_nV[span], piece.targets_nK, gradient_nK)
+        for piece, span in zip(group, spans, strict=True):
+            if piece.item.entropy_weights is not None:
+                weights_n = piece.item.entropy_weights[piece.start : piece.end]
+                entropy.add_gradient_(d_logits_nV[span], logits_nV[span], weights_n)
+        slopes_nV = self.form.slopes(logits_nV)
+        return d_logits_nV if slopes_nV is None else d_logits_nV.mul_(slopes_nV)
+
+    def _segments(self, group: Sequence[_Piece], spans: Sequence[slice]) -> list[Segment]:
+        """Whose rows these are; datum by datum, or all neighbours of one owner, where no bits are promised."""
+        segments: list[Segment] = []
+        for piece, span in zip(group, spans, strict=True):
+            owner, gradient = piece.item.adapter, piece.item.gradient
+            last = segments[-1] if segments and self.sums_together else None
+            is_more = last is not None and last.adapter is owner and last.gradient is gradient
+            start = segments.pop().start if is_more else span.start
+            segments.append(Segment(owner, start, span.stop, gradient))
+        return segments
+
+
+def _stretches(group: Sequence[_Piece]) -> list[slice]:
+    """The packed rows of a group. Pieces need not be neighbours: a long datum scored beforehand leaves a hole."""
+    stretches: list[slice] = []
+    for piece in group:
+        is_next = bool(stretches) and stretches[-1].stop == piece.rows.start
+        start = stretches.pop().start if is_next else piece.rows.start
+        stretches.append(slice(start, piece.rows.stop))
+    return stretches
+
+
+def _have_one_target(group: Sequence[_Piece]) -> bool:
+    """Whether each token of a group has one, so that all of them are looked up at once."""
+    return all(piece.item.targets.dim() == 1 for piece in group)
+
+
+def _targets_of(group: Sequence[_Piece]) -> torch.Tensor:
+    return torch.cat([piece.targets_nK for piece in group])
+
+
+def _scored(logprobs_nV: torch.Tensor, group: Sequence[_Piece], spans: Sequence[slice]) -> dict[_Piece, torch.Tensor]:
+    """The logprobs of each piece's targets; of those scored beforehand none."""
+    if _have_one_target(group):
+        found = logprobs_nV.gather(1, _targets_of(group))[:, 0].split([span.stop - span.start for span in spans])
+    else:
+        found = tuple(_target_logprobs(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True))
+    return {piece: own for piece, own in zip(group, found, strict=True) if piece.item.d_logprobs is None}
+
+
+def _add_targets_(d_logits_nV: torch.Tensor, targets_nK: torch.Tensor, gradient_nK: torch.Tensor) -> None:
+    """From probabilities to the logits' gradient, given that of the targets' logprobs."""
+    d_logits_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
+    d_logits_nV.scatter_add_(1, targets_nK, gradient_nK)
+
+
+def _lose(group: Sequence[_Piece], scored: dict[_Piece, torch.Tensor]) -> list[torch.Tensor]:
+    """The gradient of each piece's loss by the logprobs of its targets."""
+    on_host = [piece for piece in scored if piece.item.loss.is_on_host]
+    # Waited for once for all clients' own losses, not once for each.
+    for piece, values in zip(on_host, fetch([scored[piece] for piece in on_host]), strict=True):
+        scored[piece] = torch.from_numpy(values)
+    back = Parcel(sum(scored[piece].numel() for piece in on_host), torch.float32, group[0].item.targets.device)
+    found: list[torch.Tensor] = []
+    for piece in group:
         item = piece.item
-        if item.d_logprobs is not None:
-            return item.d_logprobs[piece.start : piece.end]
-        return _evaluate(item, _target_logprobs(logprobs_nV, piece), piece.inputs)
+        if piece not in scored:
+            assert item.d_logprobs is not None
+            found.append(item.d_logprobs[piece.start : piece.end])
+            continue
+        gradient = _evaluate(item, scored[piece], piece.inputs)
+        found.append(back.put(gradient.numpy()) if item.loss.is_on_host else gradient)
+    back.send()
+    return found
 
 
 def _spans(group: Sequence[_Piece]) -> list[slice]:

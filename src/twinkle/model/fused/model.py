@@ -29,6 +29,7 @@ from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
+from twinkle.model.fused.gradient_buffers import GradientBuffers
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, commit_all, settle, start_runs
 from twinkle.model.fused.layers import prepare_layers
@@ -125,7 +126,9 @@ class FusedLoraModel:
             product,
             rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
+            sums_together=self.pool.stacks is not None,
         )
+        self._gradients = GradientBuffers(self.memory)
         self._recomputation = Recomputation(self._decoder, self.memory)
         self.info = model_info(model, name=name, max_rank=MAX_RANK)
         self._rules = JobRules(
@@ -320,7 +323,8 @@ class FusedLoraModel:
         return run_embedding_job(job, self.embedding, self.ranks)
 
     def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
-        runs = start_runs(jobs, [self._rules.loss_or_refusal(job) for job in jobs], self.ranks)
+        losses = [self._rules.loss_or_refusal(job) for job in jobs]
+        runs = start_runs(jobs, losses, self.ranks, zeros_like=self._gradients.zeros_like)
         valid = [run for run in runs if isinstance(run, JobRun)]
         yield from self._step.run(valid)
         settle(valid, self.ranks)
@@ -360,15 +364,9 @@ class FusedLoraModel:
         attention: PackedAttention,
         pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
-        deepstack: dict[str, Any] = {}
-        if pictures is not None and pictures.deepstack:
-            deepstack = {
-                "visual_pos_masks": pictures.is_picture[None],
-                "deepstack_visual_embeds": list(pictures.deepstack),
-            }
-        route = self.pool.route(segments, embeddings_TH.shape[0])
-        recomputed = self._recomputation.of_pass(embeddings_TH.shape[0], lambda: self.pool.routed(route))
-        with self.pool.routed(route), recomputed:
+        kept = self._recomputation.of_pass(embeddings_TH.shape[0])
+        route = self.pool.route(segments, embeddings_TH.shape[0], beside_bytes=kept.num_bytes)
+        with self.pool.routed(route), self._recomputation.keeping(kept, lambda: self.pool.routed(route)):
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),
                 # Of text [1, T]; of pictures [3, 1, T].
@@ -376,7 +374,7 @@ class FusedLoraModel:
                 use_cache=False,
                 packed_attention=attention,
                 packed_positions=positions_T.view(-1, positions_T.shape[-1])[:1],
-                **deepstack,
+                **({} if pictures is None else pictures.arguments),
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH

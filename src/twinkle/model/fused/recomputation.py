@@ -81,16 +81,18 @@ class Recomputation:
         """A pass of so many tokens ran out of memory; whether it is worth another try, which keeps nothing."""
         return self._budget is not None and self._budget.did_not_fit(num_tokens)
 
-    def of_pass(self, num_tokens: int, again: Again) -> AbstractContextManager[None]:
-        """What the forward pass over so many tokens is made in; ``again`` is entered to compute layers anew.
-
-        What is on the device only to be quick gives way before it.
-        """
+    def of_pass(self, num_tokens: int) -> Kept:
+        """What a pass over so many tokens is to keep; what is on the device only to be quick gives way before it."""
         if self._budget is None or not torch.is_grad_enabled():
-            return nullcontext()
+            return Kept(num_bytes=0, recomputed=False)
         recomputed = self._budget.wants_recomputation(num_tokens)
-        self._memory.make_room(self._budget.sizes.pass_bytes(num_tokens, recomputed=recomputed))
-        return self._active(again) if recomputed else nullcontext()
+        num_bytes = self._budget.sizes.pass_bytes(num_tokens, recomputed=recomputed)
+        self._memory.make_room(num_bytes)
+        return Kept(num_bytes=num_bytes, recomputed=recomputed)
+
+    def keeping(self, kept: Kept, again: Again) -> AbstractContextManager[None]:
+        """The context that its forward pass is made in; ``again`` is entered to compute layers anew."""
+        return self._active(again) if kept.recomputed else nullcontext()
 
     @contextmanager
     def _active(self, again: Again) -> Iterator[None]:
@@ -116,6 +118,14 @@ def _checkpointed(again: Again, layer: Callable[..., Any], *args: Any) -> Any:
         preserve_rng_state=False,
         context_fn=lambda: (nullcontext(), again()),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """How much a pass keeps for its way back, and whether it computes its layers twice for that."""
+
+    num_bytes: int
+    recomputed: bool
 
 
 @dataclass(frozen=True, kw_only=True)

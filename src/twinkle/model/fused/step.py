@@ -17,8 +17,9 @@ from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.infra.sending import fetch, send
+from twinkle.infra.sending import Parcel, fetch, send
 from twinkle.loss.operation_work import TooMuchWork
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
 from twinkle.model.fused.pass_size import PassSize
@@ -210,7 +211,7 @@ class FusedStep:
             hidden_TH = self._forward([datum.tokens for datum in data], layouts, segments, spans, backward=backward)
             d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
         try:
-            items = [self._head_item(place, span) for place, span in zip(places, spans, strict=True)]
+            items = self._head_items(places, spans)
             self._head.run(hidden_TH.detach(), items, d_hidden_TH)
         except Exception:
             if self._lockstep.size > 1:
@@ -293,22 +294,31 @@ class FusedStep:
                 raise
             raise OutOfStep(f"a pass failed between the ranks: {error}") from error
 
-    def _head_item(self, place: DatumPlace, span: tuple[int, int]) -> HeadItem:
-        run, index = place
-        inputs = run.job.data[index].inputs
-        weighted = run.job.with_entropies and run.job.backward
-        return HeadItem(
-            start=span[0],
-            end=span[1],
-            adapter=run.job.adapter,
-            gradient=run.gradient,
-            loss=run.loss,
-            targets=self._tensor(inputs["target_tokens"], torch.int64),
-            inputs=run.loss.tensors(inputs, self._device),
-            work=run.work,
-            wants_entropies=run.job.with_entropies and not run.job.backward,
-            entropy_weights=self._tensor(inputs[ENTROPY_WEIGHTS], torch.float32) if weighted else None,
-        )
+    def _head_items(self, places: Sequence[DatumPlace], spans: Sequence[tuple[int, int]]) -> list[HeadItem]:
+        """What the head is told of each datum, all of it sent at once."""
+        arrays = [run.job.data[index].inputs for run, index in places]
+        targets = Parcel(sum(inputs["target_tokens"].size for inputs in arrays), torch.int64, self._device)
+        numbers = Parcel(sum(each.size for inputs in arrays for each in inputs.values()), torch.float32, self._device)
+        items = []
+        for (run, _), (start, end), inputs in zip(places, spans, arrays, strict=True):
+            weighted = run.job.with_entropies and run.job.backward
+            items.append(
+                HeadItem(
+                    start=start,
+                    end=end,
+                    adapter=run.job.adapter,
+                    gradient=run.gradient,
+                    loss=run.loss,
+                    targets=targets.put(inputs["target_tokens"]),
+                    inputs=run.loss.tensors(inputs, numbers.put),
+                    work=run.work,
+                    wants_entropies=run.job.with_entropies and not run.job.backward,
+                    entropy_weights=numbers.put(inputs[ENTROPY_WEIGHTS]) if weighted else None,
+                )
+            )
+        targets.send()
+        numbers.send()
+        return items
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return send(values, dtype, self._device)
@@ -336,10 +346,3 @@ def _next_pass(runs: Sequence[JobRun], budget: int) -> list[DatumPlace]:
         if run.alone:
             return places
     return places
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device (or the host's allocator, which raises a plain RuntimeError) had no memory left."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -19,10 +19,10 @@ from twinkle.infra.rank_group import ALONE
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
 from twinkle.model.fused.determinism import strict_mode_in_force
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.model_info import model_info
 from twinkle.model.fused.one_by_one import UNFUSED, OneByOne
-from twinkle.model.fused.step import is_out_of_memory
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.model.loading import load_base_model, takes_pictures
 from twinkle.model.whole.rows import RowsPass, parts_of

@@ -6,6 +6,8 @@ Shapes: B datums, T tokens of the longest, N tokens of one, K targets a token, V
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 
 from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import fetch, send
+from twinkle.loss.datum import Evaluation
 from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum
@@ -30,6 +34,23 @@ def parts_of(data: Sequence[Datum], *, tokens_per_pass: int) -> Iterator[range]:
             yield range(start, index)
             start, longest = index, datum.tokens.size
     yield range(start, len(data))
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """What a loss says of a datum: what is to be differentiated by it, and the rest as it is on the device."""
+
+    found: Evaluation
+    carrier: torch.Tensor
+    logprobs: torch.Tensor
+    entropies: torch.Tensor | None
+    correct: torch.Tensor | None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the host is told."""
+        rest = [each for each in (self.entropies, self.correct) if each is not None]
+        return [self.logprobs, self.found.loss, *rest]
 
 
 class RowsPass:
@@ -53,67 +74,79 @@ class RowsPass:
     def run(self) -> None:
         """Make it. A datum whose loss cannot be computed ends the job, of which then nothing is kept."""
         logits_BTV = self._logits()
-        total = logits_BTV.new_zeros(())
+        judged: list[_Judged] = []
         for place, index in enumerate(self._part):
-            if self._run.failure is not None:
+            found = self._judge(index, logits_BTV[place, : self._datum(index).tokens.size])
+            if found is None:
                 return
-            num_tokens = self._datum(index).tokens.size
-            total = total + self._judge(index, logits_BTV[place, :num_tokens])
-        self._run.judge_work()
+            judged.append(found)
+        self._record(judged)
         if self._run.job.backward and self._run.failure is None:
-            total.backward()
+            torch.stack([each.carrier for each in judged]).sum().backward()
 
     def _logits(self) -> torch.Tensor:
         rows = [torch.from_numpy(self._datum(index).tokens.astype(np.int64)) for index in self._part]
-        tokens_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
-        sizes_B1 = torch.tensor([[len(row)] for row in rows], device=self._device)
-        mask_BT = torch.arange(tokens_BT.shape[1], device=self._device) < sizes_B1
-        # Of rows that are all of one length nothing is masked, which is the quicker way through attention.
-        masked = {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.long()}
+        tokens_BT = send(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).numpy(), torch.int64, self._device)
+        sizes = [len(row) for row in rows]
+        masked = {}
+        if min(sizes) < max(sizes):
+            # Of rows that are all of one length nothing is masked, which is the quicker way through attention.
+            sizes_B = send(sizes, torch.int64, self._device)
+            masked["attention_mask"] = (torch.arange(max(sizes), device=self._device) < sizes_B[:, None]).long()
         is_half = self._compute_dtype != torch.float32
         with torch.autocast(self._device.type, self._compute_dtype, enabled=is_half):
             logits_BTV: torch.Tensor = self._model(input_ids=tokens_BT, use_cache=False, **masked).logits
         return logits_BTV.float()
 
-    def _judge(self, index: int, logits_NV: torch.Tensor) -> torch.Tensor:
-        """Record the outcome of a datum; what to differentiate of it."""
+    def _judge(self, index: int, logits_NV: torch.Tensor) -> _Judged | None:
+        """What is to be said of a datum, and differentiated; nothing where that has ended the job."""
         run, work = self._run, self._run.work
         datum = self._datum(index)
-        targets = torch.from_numpy(np.array(datum.inputs["target_tokens"], dtype=np.int64)).to(self._device)
+        targets = send(datum.inputs["target_tokens"], torch.int64, self._device)
         targets_NK = targets if targets.dim() == 2 else targets[:, None]
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
         logprobs = logprobs_NV.gather(-1, targets_NK).view(targets.shape)
-        inputs = run.loss.tensors(datum.inputs, self._device)
+        inputs = run.loss.tensors(datum.inputs, partial(send, dtype=torch.float32, device=self._device))
         try:
             if work is not None and (refusal := work.refusal(work.spent)) is not None:
                 raise refusal
             found = run.loss.evaluate(logprobs.detach(), inputs)
         except TooMuchWork as error:
             run.fail(error)
-            return logprobs.new_zeros(())
+            return None
         except UserError as error:
             run.fail(UserError(f"data[{index}]: {error.message}"))
-            return logprobs.new_zeros(())
+            return None
         if work is not None:
             work.spent += found.work
-        metrics = found.metrics
         counted_N = run.loss.counted(inputs)
-        if counted_N is not None:
-            is_right_N = logits_NV.detach().argmax(dim=-1) == targets_NK[:, 0]
-            metrics = {**metrics, CORRECT_TOKENS: float((is_right_N & counted_N).sum())}
         entropies_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1) if run.job.with_entropies else None
-        run.record(
-            logprobs.detach().cpu().numpy(),
-            float(found.loss),
-            metrics,
-            None if entropies_N is None or run.job.backward else entropies_N.cpu().numpy(),
-            work=found.work,
-        )
         carrier = (logprobs * found.d_logprobs).sum()
         if entropies_N is not None and run.job.backward:
-            weights_N = torch.from_numpy(np.array(datum.inputs[ENTROPY_WEIGHTS], dtype=np.float32))
-            carrier = carrier - (entropies_N * weights_N.to(self._device)).sum()
-        return carrier
+            weights_N = send(datum.inputs[ENTROPY_WEIGHTS], torch.float32, self._device)
+            carrier = carrier - (entropies_N * weights_N).sum()
+        return _Judged(
+            found,
+            carrier=carrier,
+            logprobs=logprobs.detach(),
+            entropies=None if run.job.backward else entropies_N,
+            correct=None
+            if counted_N is None
+            else ((logits_NV.detach().argmax(dim=-1) == targets_NK[:, 0]) & counted_N).sum(),
+        )
+
+    def _record(self, judged: Sequence[_Judged]) -> None:
+        """Take all of it to the host at once."""
+        values = iter(fetch([tensor for each in judged for tensor in each.tensors]))
+        for each in judged:
+            logprobs, loss = next(values), float(next(values))
+            entropies = None if each.entropies is None else next(values)
+            metrics = each.found.metrics
+            if each.correct is not None:
+                metrics = {**metrics, CORRECT_TOKENS: float(next(values))}
+            if self._run.failure is None:
+                self._run.record(logprobs, loss, metrics, entropies, work=each.found.work)
+        self._run.judge_work()
 
     def _datum(self, index: int) -> Datum:
         return self._run.job.data[index]

@@ -21,12 +21,13 @@ from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.adam import adam_step
 from twinkle.model.fused.determinism import UNPADDED, strict_mode_in_force
+from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.model_info import model_info
 from twinkle.model.fused.one_by_one import UNFUSED, OneByOne
 from twinkle.model.fused.probe import TOLERANCE_FLOAT32, TOLERANCE_HALF
-from twinkle.model.fused.step import OutOfStep, is_out_of_memory
+from twinkle.model.fused.step import OutOfStep
 from twinkle.model.fused.training import AdamParams
 from twinkle.model.loading import stored_paths
 from twinkle.model.megatron.config import experts_of

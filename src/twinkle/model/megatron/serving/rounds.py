@@ -8,6 +8,7 @@ Shapes: L tokens of a datum, K targets a token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import send
 from twinkle.loss.datum import Evaluation
 from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.job_run import JobRun
@@ -149,7 +151,8 @@ class JobRound:
         return torch.from_numpy(targets).to(self._device)
 
     def _inputs(self, index: int) -> dict[str, Any]:
-        return dict(self._run.loss.tensors(self._datum(index).inputs, self._device))
+        put = partial(send, dtype=torch.float32, device=self._device)
+        return dict(self._run.loss.tensors(self._datum(index).inputs, put))
 
     def _datum(self, index: int) -> Datum:
         return self._run.job.data[index]

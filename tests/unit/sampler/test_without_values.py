@@ -1,0 +1,95 @@
+"""Steps of the sampler on a device without values, of every family and over both kinds of caches: nothing is read but
+tokens, a step behind, and all that goes there goes by the one way that nobody waits for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from harness.families import FAMILIES, SAMPLED, SAMPLED_WITH_STATES
+from harness.valueless import Crossings, packed_kernel_for, valueless_model
+from twinkle.infra.sending import Arriving
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.module.lora import LoraConfig
+from twinkle.module.paged_varlen import PagedKernel
+from twinkle.module.scaled_attention import AttentionForm
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
+from twinkle.sampler.cache_kinds import ContiguousCaches, PagedCaches
+from twinkle.sampler.caches import Caches
+from twinkle.sampler.request import SampleResult
+
+ALL = ("qwen3", *SAMPLED, *SAMPLED_WITH_STATES)
+IN_BUFFERS = ("qwen3", "gemma2", "gpt-oss", "llama4", "qwen3_5-moe", "nemotron-h", "deepseek-v4")
+DEVICE = torch.device("meta")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often tokens are read; each is made up."""
+    found: Counter[str] = Counter()
+
+    def read(arriving: Arriving) -> np.ndarray:
+        found["tokens"] += 1
+        return np.ones(arriving._values.shape)
+
+    monkeypatch.setattr(Arriving, "read", read)
+    return found
+
+
+@pytest.fixture
+def caches(kind: str, monkeypatch: pytest.MonkeyPatch) -> Caches:
+    """Of that kind, with a kernel that takes all sequences in one call for the layers that torch's knows."""
+    kernel = PagedKernel(lambda query, *rest, **options: query * 1, wants_ends=False)
+
+    def paged_kernel_for(query: torch.Tensor, key: torch.Tensor, form: AttentionForm) -> PagedKernel | None:
+        return kernel if packed_kernel_for(query, key, form) and form.chunk is None else None
+
+    monkeypatch.setattr("twinkle.sampler.attention.kernel_for", packed_kernel_for)
+    monkeypatch.setattr("twinkle.sampler.paged_attention.paged_kernel_for", paged_kernel_for)
+    return PagedCaches(DEVICE, page_tokens=16) if kind == "pages" else ContiguousCaches(DEVICE)
+
+
+def requests_of(model: FusedLoraModel) -> list[SampleRequest]:
+    """With and without an adapter, several samples each, one longer than a chunk, all ways to choose."""
+    adapter = model.create_adapter(LoraConfig(rank=3), trainable=False)
+    chosen = [{"temperature": 0.0}, {"top_p": 0.9, "temperature": 0.7}, {"top_k": 5}, {"repetition_penalty": 1.2}]
+    return [
+        SampleRequest(
+            key=str(number),
+            adapter=adapter if number % 2 else None,
+            prompt=tuple(range(7, 10 + 30 * number)),
+            seed=number,
+            num_samples=2,
+            max_tokens=4,
+            topk_sample_logprobs=number,
+            stop_token_ids=frozenset(),
+            **fields,
+        )
+        for number, fields in enumerate(chosen)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), [*(("pages", family) for family in ALL), *(("buffers", family) for family in IN_BUFFERS)]
+)
+def test_a_step_reads_the_tokens_before_it_and_nothing_else(
+    family: str, caches: Caches, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, others = valueless_model(FAMILIES[family](), monkeypatch)
+    sampler = SteppedTorchSampler(model, slots=16, chunk_tokens=64, caches=caches)
+    for request in requests_of(model):
+        sampler.add(request)
+    ended = []
+    with Crossings() as crossings:
+        while sampler.has_work:
+            before = reads.total()
+            ended += sampler.step()
+            assert reads.total() - before <= 2
+    assert all(isinstance(outcome, SampleResult) for outcome in ended), ended
+    assert len(ended) == 4
+    assert crossings.counts == {}
+    assert others == {}
