@@ -337,13 +337,10 @@ class MeshWorker(Generic[State]):
         """Have written what came of a batch; beside the device where that has something to do."""
         if execution.is_empty:
             return
-        ended = [(outcome.lane, outcome.kind.is_ordered) for outcome in execution.outcomes]
-        self._settling.update(lane for lane, _ in ended)
-        self._clerk.hand(
-            partial(self._recorder.record, lease, execution, half=half, aside=aside),
-            partial(self._note, lease, [lane for lane, _ in ended]),
-            aside=aside,
-        )
+        lanes = [outcome.lane for outcome in execution.outcomes]
+        self._settling.update(lanes)
+        record = partial(self._recorder.record, lease, execution, half=half, aside=aside)
+        self._clerk.hand(record, partial(self._note, lease, lanes), aside=aside)
         if aside:
             crash_point("worker.handed_over")
 
