@@ -47,6 +47,7 @@ from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
+from twinkle.workers.clerk import OneThread
 from twinkle.workers.engine import Pass, PassAnswer
 from twinkle.workers.null_engine import NullEngine, NullState
 from twinkle.workers.report import OperationReporter
@@ -168,7 +169,7 @@ def measure(load: Load, home: Path, *, redis_url: str, database_url: str) -> dic
         reporter=OperationReporter(Celery(broker=redis_url), "benchmark", name_of_tenant=stores.tenants.name_of),
         cache_groups=CacheGroups({}, stores.tenants.name_of),
         threads=ThreadPoolExecutor(settings.transfer_threads),
-        clerk=ThreadPoolExecutor(1),
+        clerk=OneThread("clerk"),
         disks=Disks([], clock, low_bytes=0, critical_bytes=0),
         teller=ThreadPoolExecutor(1),
     )

@@ -40,6 +40,7 @@ from twinkle.storage.stores import Stores
 from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
+from twinkle.workers.clerk import OneThread
 from twinkle.workers.null_engine import NullEngine, NullState
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.sampling import CacheGroups
@@ -109,7 +110,7 @@ class World:
             reporter=OperationReporter(Celery(), "benchmark", name_of_tenant=str),
             cache_groups=CacheGroups({}, str),
             threads=ThreadPoolExecutor(settings.transfer_threads),
-            clerk=ThreadPoolExecutor(1),
+            clerk=OneThread("clerk"),
             disks=Disks([], clock, low_bytes=0, critical_bytes=0),
             teller=ThreadPoolExecutor(1),
         )

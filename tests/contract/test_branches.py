@@ -15,7 +15,7 @@ from harness.operations import Request, forward_backward, load, optim_step, save
 from harness.worker import Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.lease import Lease
-from twinkle.core.operation import OperationKind, OperationState
+from twinkle.core.operation import Accepted, OperationKind, OperationState
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.workers.null_engine import NullState
@@ -213,6 +213,38 @@ def test_a_fork_with_the_same_operations_comes_to_the_same_state_and_leaves_its_
     origin = bench.branches.origin("b")
     assert origin is not None and (origin.source, origin.at) == ("a", 6)
     assert [fork.adapter for fork in bench.branches.forks("a")] == ["b"]
+
+
+def test_a_wish_by_a_step_is_answered_again_as_it_was_though_that_step_was_made_anew(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    worker, branches = make_worker(), bench.branches
+    bench.adapter("a")
+    _submit(bench, *_steps(1, 2, 3))
+    worker.drain()
+
+    def fork(adapter: str, step: int) -> Accepted:
+        at = branches.seq_of_fork(adapter, source="a", step=step)
+        return branches.fork(new_adapter(adapter), source="a", at=at, step=step)
+
+    def rewind(key: str, step: int) -> Accepted:
+        at = branches.seq_of_rewind("a", step=step, request_key=key)
+        return branches.rewind("a", "t0", at=at, step=step, request_key=key)
+
+    first = fork("b", 3), rewind("back", 2)
+    worker.drain()
+    rewind("further", 1)
+    _submit(bench, *_steps(4, 5), begin=7)
+    worker.drain()
+    again = fork("b", 3), rewind("back", 2)
+
+    assert branches.seq_of("a", step=3) > 6 and branches.seq_of("a", step=2) > 4
+    assert [one.request_id for one in again] == [one.request_id for one in first]
+    assert [one.is_new for one in (*first, *again)] == [True, True, False, False]
+    assert [fork("c", 3).is_new, fork("b", 3).is_new, rewind("anew", 3).is_new] == [True, False, True]
+    for wish in (partial(fork, "b", 2), partial(rewind, "back", 1)):
+        with pytest.raises(Conflict):
+            wish()
 
 
 def test_a_fork_of_a_run_that_was_forgotten_meanwhile_is_refused_by_name(bench: Bench) -> None:

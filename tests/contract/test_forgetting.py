@@ -23,6 +23,7 @@ from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT
 from twinkle.storage.processors.processors import NewProcessor
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.tenants.accounting import UsagePlace, Work
+from twinkle.storage.upkeep import forgetting
 
 DAY_S = 24 * 3600.0
 WEEK_S = 7 * DAY_S
@@ -121,6 +122,53 @@ def test_a_run_whose_old_rows_are_gone_is_rebuilt_to_the_same_bits_after_its_wor
         bench.branches.seq_of("a", step=9)
     with pytest.raises(InvalidInput, match="go back to 21"):
         bench.branches.rewind("a", "t0", at=4, request_key=None)
+
+
+def test_a_fork_that_was_asked_for_by_a_step_is_answered_again_when_that_step_is_forgotten(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    _trained(bench, worker)
+    branches = bench.branches
+
+    def fork(step: int) -> Accepted:
+        at = branches.seq_of_fork("b", source="a", step=step)
+        return branches.fork(new_adapter("b"), source="a", at=at, step=step)
+
+    first = fork(10)
+    worker.drain()
+    _submit(bench, *_steps(*range(20, 30)), begin=24)
+    worker.drain()
+    worker.save_all()
+    bench.clock.move(WEEK_S + 1)
+    _submit(bench, *_steps(88), begin=44)
+    worker.drain()
+    _forget(bench)
+    again = fork(10)
+
+    with pytest.raises(InvalidInput, match="are forgotten"):
+        branches.seq_of("a", step=10)
+    assert (first.is_new, again.is_new, again.request_id) == (True, False, first.request_id)
+    with pytest.raises(InvalidInput, match="are forgotten"):
+        fork(9)
+
+
+def test_lanes_are_forgotten_in_turns_wherever_the_time_for_it_ends(
+    bench: Bench, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = ["a", "b", "c", "d"]
+    monkeypatch.setattr(forgetting, "_LANES_A_LOOK", 3)
+    for lane in lanes:
+        bench.created(lease, lane)
+        bench.append(submission(lane, 1), submission(lane, 2))
+    bench.run(lease)
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE lane SET floor_seq = 2, pruned_seq = 2 WHERE ordered")
+
+    # One look for samples, and one at a lane.
+    gone = [(_forget(bench, max_batches=2), [lane for lane in lanes if 1 not in _seqs(bench, lane)]) for _ in lanes]
+
+    assert gone == [(1, lanes[: place + 1]) for place in range(4)]
 
 
 def test_what_is_sent_again_below_the_floor_is_refused_as_gone_and_never_done_again(

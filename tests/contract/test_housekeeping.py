@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench, done, new_sampler, submission
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
@@ -131,6 +131,27 @@ def test_what_one_sweep_stumbles_over_keeps_no_other(
     assert [len(group.value.exceptions) for group in (in_sweep, in_expire)] == [1, 1]
     assert bench.status("s", 1).state is OperationState.FAILED
     assert bench.rows("SELECT seq FROM operation WHERE expired") == [(0,)]
+
+
+def test_what_went_wrong_before_the_database_went_away_is_told_with_it_and_the_rest_is_left(
+    bench: Bench, lease: Lease, clock: HandClock, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(*_: object, **__: object) -> None:
+        raise StorageUnavailable("away")
+
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("s", 0, OperationKind.SAMPLE))
+    monkeypatch.setattr(bench.stores.moves, "finish_abandoned", is_away)
+    clock.move(60)
+
+    with pytest.raises(StorageUnavailable):
+        housekeeping.sweep()
+    monkeypatch.setattr(bench.stores.upkeep, "close_gaps", _stumbles)
+    with pytest.raises(ExceptionGroup) as told:
+        housekeeping.sweep()
+
+    assert [type(error) for error in told.value.exceptions] == [RuntimeError, StorageUnavailable]
+    assert bench.status("s", 0).state is OperationState.QUEUED
 
 
 def test_deadlines_by_kind_reach_a_child_process_as_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import pytest
 from harness.journal import Bench
 from harness.operations import Request, create, forward_backward, optim_step, replayed, submit_run
 from harness.polling import wait_until
-from harness.worker import Killed, MakeWorker, WorkerRig
+from harness.worker import CLAIM_S, Killed, MakeWorker, WorkerRig
 from twinkle.core.operation import Claim, OperationKind, OperationState, Payload
 from twinkle.storage.stores import Stores
+from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_backward_output
 from twinkle.workers.endings import Execution
 
@@ -92,6 +93,44 @@ def test_the_device_goes_on_while_an_outcome_is_committed(
 
     assert overlapped == [True]
     _assert_as_one_by_one(worker, bench, run)
+
+
+def test_the_device_does_not_wait_for_a_commit_because_the_time_of_a_drain_is_over(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+) -> None:
+    """The commit of the last turn before it was over waits until the next drain has had its first pass."""
+    run = submit_run(bench, *STEPS, *STEPS)
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    worker.drain(1)
+    is_in_next_drain, overlapped = threading.Event(), list[bool]()
+    worker.journal.before_commit = lambda: overlapped.append(is_in_next_drain.wait(WAIT_S))
+
+    worker.drain(1)
+    _once_in_a_pass(worker, is_in_next_drain.set)
+    worker.drain()
+
+    assert overlapped == [True]
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_whoever_takes_the_mesh_between_two_drains_does_what_was_not_committed(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+) -> None:
+    run = submit_run(bench, *STEPS, *STEPS)
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    worker.drain(1)
+    has_successor = threading.Event()
+    worker.journal.before_commit = partial(_assert_soon, has_successor)
+    worker.drain(1)
+    successor = make_worker(snapshot_every_ops=100)
+
+    successor.drain(1)
+    has_successor.set()
+    worker.drain()
+    successor.drain()
+
+    _assert_as_one_by_one(successor, bench, run)
+    assert worker.keeper.current() is None
 
 
 def test_results_are_brought_into_wire_form_while_the_device_goes_on(
@@ -283,6 +322,73 @@ def _look(bench: Bench, seqs: range, seen: list[object]) -> None:
 
 def _recovery_points(bench: Bench) -> list[int]:
     return [row[0] for row in bench.rows("SELECT seq FROM snapshot WHERE adapter = 'a' ORDER BY seq")]
+
+
+def test_of_an_adapter_that_is_alone_several_steps_are_claimed_by_one_look(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    run = submit_run(bench, *STEPS, *STEPS, *STEPS, *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    claim, claimed = worker.journal.claim, list[list[int]]()
+
+    def counted(*arguments, **named):  # type: ignore[no-untyped-def]
+        claims = claim(*arguments, **named)
+        claimed.append([one.seq for one in claims])
+        return claims
+
+    worker.journal.claim = counted  # type: ignore[method-assign]
+
+    worker.drain()
+
+    by_looks = [seqs for seqs in claimed if seqs]
+    assert [seq for seqs in by_looks for seq in seqs] == list(range(len(run)))
+    assert [len(seqs) for seqs in by_looks] == [1, 1, 4, 4, 4, 4, 4, 3]
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_a_kill_with_as_many_in_hand_as_may_be_blames_none_that_was_not_begun(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    run = submit_run(bench, *STEPS, *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    running: list[object] = []
+
+    def die() -> None:
+        running.extend(_column(bench.stores, "state", range(len(run))))
+        raise Killed
+
+    _once_in_a_pass(worker, die, nth=2)
+    with suppress(Killed):
+        worker.drain()
+    first = running.index("running")
+    successor = make_worker(snapshot_every_ops=100)
+
+    successor.drain()
+
+    assert running[first:].count("running") == 8
+    assert sum(_column(bench.stores, "suspicions", range(first + 1, len(run)))) == 0  # type: ignore[arg-type]
+    assert _column(bench.stores, "attempts", range(first + 1, len(run))) == [1] * (len(run) - first - 1)
+    _assert_as_one_by_one(successor, bench, run)
+
+
+def test_requests_of_optimizer_steps_are_read_ahead_and_bad_ones_fail_in_their_turn(
+    bench: Bench, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submit_run(bench, *STEPS, optim_step(float("nan")), *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    read_in_turn: list[bytes] = []
+
+    def read(body_class, raw):  # type: ignore[no-untyped-def]
+        read_in_turn.append(raw)
+        return parse_body(body_class, raw)
+
+    monkeypatch.setattr("twinkle.workers.singles.parse_body", read)
+
+    worker.drain()
+
+    assert read_in_turn == []
+    assert bench.status("a", 7).state is OperationState.FAILED
+    _assert_as_one_by_one(worker, bench, run)
 
 
 def test_what_follows_on_a_failure_goes_back_and_learns_of_it(bench: Bench, make_worker: MakeWorker) -> None:
@@ -502,6 +608,7 @@ GAPS = {
     "worker.telling": "recording",
     "worker.published": "recording",
     "worker.handed_over": "run",
+    "worker.drained": "run",
     "worker.noting": "recording",
     "snapshot.copied": "residents",
 }
@@ -540,7 +647,9 @@ def _survives_a_kill(
     with ThreadPoolExecutor(1) as beside:
         worker = make_worker(snapshot_every_ops=2, clerk=beside)
         with suppress(Killed):
-            worker.drain()
+            worker.drain(1)
+            while worker.worker.drain(budget_s=CLAIM_S):
+                pass
     worker.keeper.stop = lambda: None  # type: ignore[method-assign]
     _pass_by(monkeypatch, lambda _: None)
     successor = make_worker(snapshot_every_ops=100)

@@ -182,8 +182,12 @@ class Submitter:
             self._write_next()
 
     async def _append_again(self, batch: list[_Waiting], error: Exception) -> None:
+        """Go on where a first attempt has ended with ``error``."""
         try:
-            await self._append(batch, error)
+            if isinstance(error, StorageUnavailable):
+                await self._append(batch, error)
+            else:
+                await self._refuse(batch, error)
         finally:
             self._trying_again = None
             self._write_next()
@@ -198,25 +202,27 @@ class Submitter:
         )
         return submissions
 
-    async def _append(self, batch: list[_Waiting], error: Exception | None = None) -> None:
+    async def _append(self, batch: list[_Waiting], error: StorageUnavailable | None = None) -> None:
         """Write a batch with patience; ``error`` is what a first attempt has ended with."""
         submissions = self._expected(batch)
         deadline = min(waiting.deadline for waiting in batch)
         try:
-            if error is not None and not isinstance(error, StorageUnavailable):
-                raise error
             answers = await self._write_until(partial(self._append_and_ring, submissions), deadline, error)
         except Exception as failure:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
-            if len(batch) > 1 and not isinstance(failure, StorageUnavailable):
-                # One of them cannot be written at all: its neighbours must not suffer for it.
-                for waiting in batch:
-                    await self._append([waiting])
-                return
+            await self._refuse(batch, failure)
+        else:
+            self._answer(batch, answers)
+
+    async def _refuse(self, batch: list[_Waiting], failure: Exception) -> None:
+        """Tell whoever waits why it was not written."""
+        if len(batch) > 1 and not isinstance(failure, StorageUnavailable):
+            # One of them cannot be written at all: its neighbours must not suffer for it.
             for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(failure)
+                await self._append([waiting])
             return
-        self._answer(batch, answers)
+        for waiting in batch:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(failure)
 
     def _append_and_ring(self, submissions: list[Submission | Unnumbered]) -> list[Accepted | UserError]:
         """On the writer's thread: the worker need not wait until the event loop comes round."""

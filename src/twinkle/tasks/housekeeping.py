@@ -177,14 +177,17 @@ def _each(*sweeps: Callable[[], object]) -> None:
 
     Raises:
         StorageUnavailable: The database or the object store is away, and the rest was left for the next time.
-        ExceptionGroup: What went wrong in some.
+        ExceptionGroup: What went wrong in some; the last of it may be that the rest was left, as above.
     """
     errors: list[Exception] = []
     for sweep in sweeps:
         try:
             sweep()
-        except StorageUnavailable:
-            raise
+        except StorageUnavailable as error:
+            if not errors:
+                raise
+            errors.append(error)
+            break
         except Exception as error:  # noqa: BLE001 - raised below, with those of the others
             errors.append(error)
     if errors:

@@ -25,7 +25,7 @@ from twinkle.workers.adapter_memory import AdapterMemory
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.calls import Calls
-from twinkle.workers.clerk import Clerk
+from twinkle.workers.clerk import Beside, Clerk
 from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine, State
@@ -127,9 +127,10 @@ class Surroundings:
     reporter: OperationReporter
     cache_groups: CacheGroups
     threads: Threads
-    clerk: Threads
-    """One thread, for what is written to the journal beside the device; and one for what is told of it."""
+    clerk: Beside
+    """For what is written to the journal beside the device."""
     teller: Threads
+    """One thread, for what is told of it."""
 
 
 class WorkerParts(Generic[State]):

@@ -7,27 +7,75 @@ has nothing to do that could go on meanwhile, a task is done at once and no thre
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
+
+
+class Beside(Protocol):
+    """One thread that does task after task; an executor of one thread is one."""
+
+    def submit(self, task: Callable[[], object], /) -> object:
+        """Have a task done, which tells itself what it came to."""
+        ...
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End when all is done."""
+        ...
+
+
+class OneThread:
+    """The same with a third of an executor's work for whoever submits: no future is made, and no lock taken in Python.
+
+    It ends when nobody knows it any more, and with the process: what it had not done then was never begun, as when the
+    process is killed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._end = weakref.finalize(self, self._tasks.put, None)
+        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Callable[[], object], /) -> None:
+        """Have a task done. It must not raise."""
+        self._tasks.put(task)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End when all is done."""
+        self._end()
+        if wait:
+            self._thread.join()
+
+
+def _work(tasks: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        # It may hold much, and the next one may be long in coming.
+        del task
 
 
 class Clerk:
     """Tasks of one worker, in order. From the first that fails on none is done until :meth:`forget`."""
 
-    def __init__(self, executor: Executor, changed: threading.Event) -> None:
+    def __init__(self, beside: Beside, changed: threading.Event) -> None:
         """Take the thread.
 
         Args:
-            executor: One thread.
+            beside: One thread.
             changed: Set whenever a task has ended.
         """
-        self._executor = executor
+        self._beside = beside
         self._changed = changed
-        self._handed: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+        self._handed: deque[Callable[[Any], None]] = deque()
+        self._ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        """What each came to, in their order, since one thread does them."""
         self._has_failed = False
 
     @property
@@ -38,7 +86,7 @@ class Clerk:
     @property
     def can_go_on(self) -> bool:
         """Whether something can be taken back."""
-        return bool(self._handed) and self._handed[0][0].done()
+        return not self._ended.empty()
 
     def hand(self, task: Callable[[], Result], then: Callable[[Result], None], *, aside: bool) -> None:
         """Have a task done; ``then`` is told, on this thread, what it came to.
@@ -54,9 +102,8 @@ class Clerk:
         if not aside and self.is_idle:
             then(task())
             return
-        future = self._executor.submit(self._do, task)
-        self._handed.append((future, then))
-        future.add_done_callback(self._note)
+        self._handed.append(then)
+        self._beside.submit(partial(self._do, task))
 
     def take_back(self) -> bool:
         """Tell what the tasks came to that are done; whether there were any.
@@ -79,28 +126,36 @@ class Clerk:
         """Wait for what is being done, skip the rest, and tell nothing of any."""
         self._has_failed = True
         while self._handed:
-            future, _ = self._handed.popleft()
-            if not future.cancel():
-                future.exception()
+            self._handed.popleft()
+            self._ended.get()
         self._has_failed = False
 
     def close(self) -> None:
         """End the thread; nothing is handed over any more."""
-        self._executor.shutdown(wait=True)
+        self._beside.shutdown(wait=True)
 
     def _tell_first(self) -> None:
-        future, then = self._handed.popleft()
-        then(future.result())
+        result, error = self._ended.get()
+        then = self._handed.popleft()
+        if error is not None:
+            raise error
+        then(result)
 
-    def _do(self, task: Callable[[], Result]) -> Result:
+    def _do(self, task: Callable[[], object]) -> None:
         if self._has_failed:
             # What comes later counted on it.
-            raise CancelledError
+            self._tell(None, CancelledError())
+            return
         try:
-            return task()
-        except BaseException:
+            result = task()
+        except BaseException as error:
             self._has_failed = True
-            raise
+            self._tell(None, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._tell(result, None)
 
-    def _note(self, _: Future[Any]) -> None:
+    def _tell(self, result: object, error: BaseException | None) -> None:
+        self._ended.put((result, error))
         self._changed.set()

@@ -16,12 +16,12 @@ from twinkle.core.operation import Claim, OperationKind, Payload
 from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.turns import Followed
-from twinkle.wire.calls import Call, is_call
-from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.bodies.training import OptimStepRequest
+from twinkle.wire.calls import is_call
 from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
-from twinkle.workers.requests import Requests
+from twinkle.workers.requests import ReadAhead, Requests
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.singles import Singles
@@ -125,11 +125,9 @@ class Executor(Generic[State]):
 
     def followed(self) -> list[Followed]:
         """The adapters whose operations are under way, and how many of their next ones may be claimed ahead."""
-        return self._lanes.followed()
+        return self._lanes.followed(self._residents.room_ahead)
 
-    def begin(
-        self, claims: list[Claim], bodies: Mapping[str, ForwardBackwardBody | Call | Exception] | None = None
-    ) -> None:
+    def begin(self, claims: list[Claim], bodies: Mapping[str, ReadAhead] | None = None) -> None:
         """Take operations in. Each ends as an outcome, as postponed or returned; one never harms another.
 
         Args:
@@ -316,6 +314,7 @@ class Executor(Generic[State]):
         yield from self._in_turn(operation)
         if isinstance(body, Exception):
             raise body
+        assert not isinstance(body, OptimStepRequest), "that is no pass's"
         state = yield from self._residents.state_before(claim.lane, claim.seq)
         return Pass(state=state, body=body, cache_group=self._cache_groups.of(claim.tenant))
 
@@ -350,7 +349,7 @@ class Executor(Generic[State]):
         if claim.kind not in _WITHOUT_STATE or is_call(payload):
             # If it has to be rebuilt, that is the service's doing and not this operation's.
             yield from self._residents.state_before(claim.lane, claim.seq)
-        answering = self._singles.answer(claim, payload, operation.records)
+        answering = self._singles.answer(claim, payload, operation.records, operation.body)
         answered, operation.device_s = yield from timed(answering, self._clock)
         operation.num_tokens = answered.num_replayed_tokens
         operation.clears_gradients = answered.clears_gradients

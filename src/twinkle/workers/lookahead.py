@@ -21,12 +21,10 @@ from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import Places, beside, choose_ahead
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Followed, Head
-from twinkle.wire.calls import Call
-from twinkle.wire.training import ForwardBackwardBody
 from twinkle.workers.clerk import Clerk
 from twinkle.workers.endings import Execution
-from twinkle.workers.requests import Requests
-from twinkle.workers.under_way import PASSES
+from twinkle.workers.requests import ReadAhead, Requests
+from twinkle.workers.under_way import FOLLOWED
 
 _HEADS_OFFERED = 256
 
@@ -38,7 +36,7 @@ class Ahead:
     """What was claimed ahead, the requests that were read of it, and what it was chosen from."""
 
     claims: list[Claim] = field(default_factory=list)
-    bodies: Mapping[str, ForwardBackwardBody | Call | Exception] = field(default_factory=dict)
+    bodies: Mapping[str, ReadAhead] = field(default_factory=dict)
     offered: list[Head] = field(default_factory=list)
     unfit: list[Claim] = field(default_factory=list)
     """What does not stand right behind what is in hand: one between has ended while it was being claimed."""
@@ -136,12 +134,16 @@ class Lookahead:
         if found is None:
             return Ahead()
         crash_point("worker.taken_ahead")
-        spoilt = [claim for claim in found.claims if claim.lane in self._spoilt]
-        execution.returned += [*spoilt, *found.unfit]
-        claims = [claim for claim in found.claims if claim.lane not in self._spoilt]
+        execution.returned += found.unfit
+        claims = found.claims
+        if self._spoilt:
+            execution.returned += [claim for claim in claims if claim.lane in self._spoilt]
+            claims = [claim for claim in claims if claim.lane not in self._spoilt]
+        if not passing:
+            return Ahead(claims=claims, bodies=found.bodies, offered=found.offered)
         heads = [head for head in found.offered if head.lane not in self._followed]
         fit = {head.request_id for head in beside(heads, passing, large_tokens=self._max_tokens)}
-        taken = [claim for claim in claims if not passing or claim.request_id in fit]
+        taken = [claim for claim in claims if claim.request_id in fit]
         if len(taken) < len(claims):
             waiting = [claim for claim in claims if claim not in taken]
             self._found = replace(found, claims=waiting, unfit=[])
@@ -197,7 +199,7 @@ class Lookahead:
         claims, unfit = in_line(claims, followed)
         bodies = {}
         for claim in claims:
-            body = self._requests.read_ahead(claim) if claim.kind in PASSES else None
+            body = self._requests.read_ahead(claim) if claim.kind in FOLLOWED else None
             if body is not None:
                 bodies[claim.request_id] = body
         return Ahead(claims=claims, bodies=bodies, offered=offered, unfit=unfit)

@@ -28,6 +28,7 @@ from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
+from twinkle.workers.clerk import OneThread
 from twinkle.workers.engine import Engine
 from twinkle.workers.null_engine import NullEngine
 from twinkle.workers.report import OperationReporter
@@ -84,7 +85,7 @@ class MeshProcess:
             reporter=self._reporter,
             cache_groups=CacheGroups(settings.prompt_cache_groups, stores.tenants.name_of),
             threads=ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
-            clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk"),
+            clerk=OneThread("clerk"),
             teller=ThreadPoolExecutor(1, thread_name_prefix="teller"),
         )
         parts = WorkerParts(engine, around, WorkerOptions.of(settings))

@@ -1,18 +1,24 @@
-"""Requests of passes, as the API has stored them, into what an engine is handed. Touches no adapter; any thread may."""
+"""Requests, as the API has stored them, into what an engine is handed. Touches no adapter; any thread may."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from twinkle.core.operation import Claim
+from twinkle.core.operation import Claim, OperationKind
 from twinkle.core.pictures import PictureRules
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.payloads import read_payload
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.training import OptimStepRequest
 from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.training import ForwardBackwardBody, decode_data
 from twinkle.workers.endings import refuse_rejected
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.steps import Steps, Transfers
+
+ReadAhead: TypeAlias = ForwardBackwardBody | Call | OptimStepRequest | Exception
+"""A request that was read while the device was at work, or what its operation fails with in its turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +54,17 @@ class Requests:
             return decode_call(payload)
         return self.loss_graphs.complete(claim.lane, decode_data(payload, picture_rules=self.pictures))
 
-    def read_ahead(self, claim: Claim) -> ForwardBackwardBody | Call | Exception | None:
-        """The request of a pass that is to follow, or what it fails with in its turn; ``None`` where it is stored."""
+    def read_ahead(self, claim: Claim) -> ReadAhead | None:
+        """The request of a pass or an optimizer step that is to follow, or what it fails with in its turn.
+
+        ``None`` where it is stored, or refused anyway.
+        """
         payload = claim.payload.inline
         if payload is None or claim.rejection is not None:
             return None
         try:
+            if claim.kind is OperationKind.OPTIM_STEP and not is_call(payload):
+                return parse_body(OptimStepRequest, payload)
             return self.decoded(claim, payload)
         except Exception as error:  # noqa: BLE001 - the border: it is this operation's, in its turn
             return error

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Generic
 
@@ -113,7 +112,7 @@ class MeshWorker(Generic[State]):
         Training and sampling take turns: one training batch, then as much sampling as is its share.
         """
         with self._working:
-            ends_at, lease = self._clock.now() + budget_s, None
+            ends_at = self._clock.now() + budget_s
             while not self._stopping and self._clock.now() < ends_at:
                 lease = self._keeper.current()
                 if lease is None:
@@ -126,8 +125,9 @@ class MeshWorker(Generic[State]):
                     return False
                 # What is under way waits for the object store: its answer ends this, or a ring.
                 self._transfers.changed.wait(min(ends_at - self._clock.now(), _LONGEST_WAIT_S))
-            if lease is not None:
-                self._guarded(lease, self._settle)
+            if not self._clerk.is_idle:
+                # It is noted by whoever drains next: the device does not wait for it.
+                crash_point("worker.drained")
             return not self._stopping
 
     def ring(self) -> None:
@@ -223,15 +223,6 @@ class MeshWorker(Generic[State]):
             self._clock.sleep(_STORAGE_RETRY_S)
             return True
 
-    def _settle(self, _: Lease) -> bool:
-        """Leave nothing to be noted that is written already, or about to be."""
-        try:
-            self._clerk.settle()
-        except BaseException:
-            self._drop_training([])
-            raise
-        return False
-
     def _take_turns(self, lease: Lease) -> bool:
         """Train, sample, then see to what leaves; whether there is more to do now."""
         self._take_back()
@@ -310,10 +301,7 @@ class MeshWorker(Generic[State]):
             return []
         if max(self._samples.max_suspicions, executor.max_suspicions) > 0:
             return []
-        return [
-            replace(each, room=min(each.room, self._residents.room_ahead(each.lane, each.last_seq)))
-            for each in executor.followed()
-        ]
+        return executor.followed()
 
     def _go_on(self, lease: Lease, execution: Execution) -> None:
         """Do for a while what can be done, and have recorded what has ended by then: none waits for the slowest one."""
@@ -337,13 +325,10 @@ class MeshWorker(Generic[State]):
         """Have written what came of a batch; beside the device where that has something to do."""
         if execution.is_empty:
             return
-        ended = [(outcome.lane, outcome.kind.is_ordered) for outcome in execution.outcomes]
-        self._settling.update(lane for lane, _ in ended)
-        self._clerk.hand(
-            partial(self._recorder.record, lease, execution, half=half, aside=aside),
-            partial(self._note, lease, [lane for lane, _ in ended]),
-            aside=aside,
-        )
+        lanes = [outcome.lane for outcome in execution.outcomes]
+        self._settling.update(lanes)
+        record = partial(self._recorder.record, lease, execution, half=half, aside=aside)
+        self._clerk.hand(record, partial(self._note, lease, lanes), aside=aside)
         if aside:
             crash_point("worker.handed_over")
 

@@ -142,13 +142,15 @@ class SampleRounds(Generic[State]):
         none_waits, self._none_waits = self._none_waits, False
         if not (claims or self._num_handed or is_left_to_look or none_waits):
             claims = self._claim(lease)
+        turn_s = self._share.turn_s(trained_s=trained_s or 0.0, is_training=trained_s is not None)
+        if not claims and self._samples.is_idle:
+            return False
         self._reporter.started(claims)
         if claims:
             crash_point("sampler.claimed")
         execution = Execution()
         fit = self._endings.end_poisonous(claims, execution)
         self._samples.admit(fit, execution)
-        turn_s = self._share.turn_s(trained_s=trained_s or 0.0, is_training=trained_s is not None)
         began_at = self._clock.now()
         self._samples.run_slice(execution, longest_s=turn_s)
         self._share.note(self._clock.now() - began_at)

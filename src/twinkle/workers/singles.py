@@ -29,7 +29,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsResponse,
     UnloadModelResponse,
 )
-from twinkle.wire.calls import decode_call, is_call
+from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.paths import SamplingSessionId
 from twinkle.workers.answered import Answered, window_failed
 from twinkle.workers.artifacts import Artifacts, CheckpointToSave
@@ -37,6 +37,7 @@ from twinkle.workers.beginnings import Beginnings, LoadRequest
 from twinkle.workers.calls import Calls
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.replay import Replay
+from twinkle.workers.requests import ReadAhead
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.steps import Steps
@@ -64,10 +65,18 @@ class Singles(Generic[State]):
     calls: Calls[State]
     max_ephemeral: int
 
-    def answer(self, claim: Claim, payload: bytes, records: Records) -> Steps[Answered]:
-        """Do what an operation says. What it brings into being is added to ``records``."""
+    def answer(self, claim: Claim, payload: bytes, records: Records, read: ReadAhead | None = None) -> Steps[Answered]:
+        """Do what an operation says. What it brings into being is added to ``records``.
+
+        ``read`` is what was made of its payload already, if anything was.
+        """
+        if isinstance(read, Exception):
+            raise read
         if is_call(payload):
-            return (yield from self.calls.answer(claim, decode_call(payload), records))
+            call = read if isinstance(read, Call) else decode_call(payload)
+            return (yield from self.calls.answer(claim, call, records))
+        if isinstance(read, OptimStepRequest):
+            return Answered((yield from self._optim_step(claim, read)).to_json())
         if claim.kind in {OperationKind.FORK, OperationKind.REWIND}:
             return (yield from self._take_up(claim, payload, records))
         return Answered((yield from self._respond(claim, payload, records)).to_json())
@@ -80,7 +89,7 @@ class Singles(Generic[State]):
                 )
                 return CreateModelResponse(model_id=claim.lane)
             case OperationKind.OPTIM_STEP:
-                return (yield from self._optim_step(claim, payload))
+                return (yield from self._optim_step(claim, parse_body(OptimStepRequest, payload)))
             case OperationKind.SAVE_WEIGHTS:
                 return (yield from self._save(claim, payload, records))
             case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
@@ -95,8 +104,7 @@ class Singles(Generic[State]):
             case _:
                 raise InvalidInput("kind", f"{claim.kind} is not something this worker executes")
 
-    def _optim_step(self, claim: Claim, payload: bytes) -> Steps[OptimStepResponse]:
-        request = parse_body(OptimStepRequest, payload)
+    def _optim_step(self, claim: Claim, request: OptimStepRequest) -> Steps[OptimStepResponse]:
         if request.adam_params is None:
             raise InvalidInput("optimizer_params", "only AdamW is offered here; send adam_params")
         state = yield from self.residents.state_before(claim.lane, claim.seq)

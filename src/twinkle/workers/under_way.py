@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -15,12 +15,16 @@ from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import CallAnswer, Pass, PassAnswer, State
+from twinkle.workers.requests import ReadAhead
 from twinkle.workers.steps import Job
 
 PASSES = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
-_FOLLOWED = PASSES | {OperationKind.OPTIM_STEP}
-_MOST_IN_LANE = 6
-"""How many operations of one adapter are in hand at once: three steps of the usual kind."""
+FOLLOWED = PASSES | {OperationKind.OPTIM_STEP}
+"""Behind these more may be claimed ahead, and they are read then."""
+_MOST_IN_LANE = 8
+"""How many operations of one adapter are in hand at once: four steps of the usual kind."""
+_LEAST_TAKEN = 4
+"""For fewer behind those of an adapter that is at work alone nobody looks: the device waits a little for each look."""
 _MOST_BEHIND = 2
 """How many are claimed behind those in hand where several adapters are at work: a step and the next pass."""
 
@@ -33,7 +37,7 @@ class Operation(Generic[State]):
     started_at: float
     previous: Operation[State] | None = None
     """What it follows on in its lane, unless that is committed or about to be."""
-    body: ForwardBackwardBody | Call | Exception | None = None
+    body: ReadAhead | None = None
     """Its request, where that was read while the device was at work."""
     records: Records = field(default_factory=Records)
     job: Job[Pass[State] | Payload | ForwardBackwardResult] = field(init=False)
@@ -131,26 +135,32 @@ class Lanes(Generic[State]):
         """Let go of all."""
         self._chains.clear()
 
-    def followed(self) -> list[Followed]:
+    def followed(self, room_ahead: Callable[[str, int], int]) -> list[Followed]:
         """What may be claimed ahead: behind passes and optimizer steps that nobody suspects, a few in each lane.
 
         Where several adapters are at work, of each the next batch's: none gets ahead of those it goes with.
+
+        Args:
+            room_ahead: How many may be begun behind a number of a lane before that one is committed.
         """
         found = []
         is_alone = len(self._chains) == 1
         for lane, chain in self._chains.items():
             claims = [operation.claim for operation in chain]
-            is_plain = all(claim.kind in _FOLLOWED and not claim.suspicions for claim in claims)
+            is_plain = all(claim.kind in FOLLOWED and not claim.suspicions for claim in claims)
             is_wanted = not any(operation.is_unwanted for operation in chain)
-            room = max(_MOST_IN_LANE - len(chain), 0)
-            if not is_alone:
+            room = _MOST_IN_LANE - len(chain)
+            if is_alone:
+                room = room if room >= _LEAST_TAKEN else 0
+            else:
                 room = min(room, _MOST_BEHIND) if sum(claim.kind in PASSES for claim in claims) <= 1 else 0
+            last_seq = claims[-1].seq
             found.append(
                 Followed(
                     lane=lane,
                     tenant=claims[0].tenant,
-                    last_seq=claims[-1].seq,
-                    room=room if is_plain and is_wanted else 0,
+                    last_seq=last_seq,
+                    room=min(room, room_ahead(lane, last_seq)) if room > 0 and is_plain and is_wanted else 0,
                     num_tokens=sum(claim.num_tokens for claim in claims),
                 )
             )

@@ -61,6 +61,27 @@ def test_a_resent_wish_is_answered_and_not_done_again(http: httpx.Client, model_
     assert len(_history(http, model_id)["forks"]) == 1
 
 
+def test_a_wish_by_a_step_that_was_made_anew_since_is_answered_as_before(
+    http: httpx.Client, model_id: str, session_id: str, steps: list[str]
+) -> None:
+    headers = {"x-idempotency-key": f"anew-{model_id}"}
+    wishes = [("fork", {"step": 3}), ("fork", {"step": 2, "session_id": session_id, "model_seq_id": 8})]
+    wishes.append(("rewind", {"step": 1}))
+    first = [_post(http, f"runs/{model_id}/{verb}", body, **headers).json() for verb, body in wishes]
+    for seq in (7, 9):
+        send_passes(http, passes(model_id, seq))
+        stepped = http.post("/optim_step", json=optim_step(model_id, seq + 1)).json()
+    assert retrieve(http, stepped["request_id"]).status_code == 200
+
+    again = [_post(http, f"runs/{model_id}/{verb}", body, **headers).json() for verb, body in wishes]
+    history = _history(http, model_id)
+
+    assert again == first
+    assert [one["operation"] for one in first] == [6, 4, 2]
+    assert [one["operation"] for one in history["steps"]] == [2, 9, 11]
+    assert (len(history["forks"]), len(history["rewinds"])) == (2, 1)
+
+
 def test_a_fork_is_a_run_of_its_own_that_says_where_it_comes_from(
     http: httpx.Client, model_id: str, session_id: str, steps: list[str]
 ) -> None:

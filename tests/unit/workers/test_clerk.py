@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from twinkle.workers.clerk import Clerk
+from harness.polling import wait_until
+from twinkle.workers.clerk import Clerk, OneThread
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def changed() -> threading.Event:
 
 @pytest.fixture
 def clerk(changed: threading.Event) -> Iterator[Clerk]:
-    clerk = Clerk(ThreadPoolExecutor(1), changed)
+    clerk = Clerk(OneThread("clerk"), changed)
     yield clerk
     clerk.close()
 
@@ -49,3 +50,25 @@ def test_what_comes_behind_a_task_that_failed_is_not_done(clerk: Clerk, changed:
     clerk.forget()
     assert clerk.is_idle
     assert done == []
+
+
+def test_the_thread_lets_go_of_what_it_has_done_and_ends_with_its_owner() -> None:
+    class Request:
+        pass
+
+    thread = OneThread("beside")
+    request, is_done = Request(), threading.Event()
+    held = weakref.ref(request)
+
+    def task(_: Request = request) -> None:
+        is_done.set()
+
+    thread.submit(task)
+    assert is_done.wait(60)
+    del request, task
+    wait_until(lambda: held() is None, what="the thread holds what it has done")
+    (runs,) = (one for one in threading.enumerate() if one.name == "beside")
+    del thread
+    runs.join(60)
+
+    assert not runs.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -12,7 +13,7 @@ from twinkle.core.adapter import Dialect
 from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
-from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
+from twinkle.server.state import Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.journal.branches import Branch, fork_of
 from twinkle.storage.tenants.sessions import NewSession
@@ -84,10 +85,10 @@ async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) 
     """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
     body = parse_body(RewindRequest, await server.common.bodies.read(request))
     await server.common.sql.run(server.artifacts.adapters.find, run_id, tenant=tenant)
-    operation = await _operation_of(server.common, server.queue, run_id, body)
-    key = idempotency_key(request)
+    branches, key = server.queue.branches, idempotency_key(request)
+    operation = await _operation_of(server.common, body, partial(branches.seq_of_rewind, run_id, request_key=key))
     accepted = await server.queue.submitter.write(
-        partial(server.queue.branches.rewind, run_id, tenant, at=operation, request_key=key)
+        partial(branches.rewind, run_id, tenant, at=operation, step=body.step, request_key=key)
     )
     await server.common.sql.run(
         server.accounts.audit.note, tenant, "run_rewind", training_run=run_id, operation=str(operation)
@@ -103,11 +104,15 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
     """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
     body = parse_body(ForkRequest, await server.common.bodies.read(request))
     source = await server.common.sql.run(server.artifacts.adapters.find, run_id, tenant=tenant)
-    operation = await _operation_of(server.common, server.queue, run_id, body)
+    branches, new_session = server.queue.branches, _session_of_fork(run_id, idempotency_key(request))
     if body.session_id is None:
-        session_id = await _open_session(server.common, server.accounts, tenant, run_id, idempotency_key(request))
+        session_id = await server.common.sql.run(server.accounts.sessions.opened, tenant, new_session)
     else:
         session_id = (await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)).id
+    earlier = None if session_id is None else str(ModelId(session_id, body.model_seq_id))
+    operation = await _operation_of(server.common, body, partial(branches.seq_of_fork, earlier, source=run_id))
+    if session_id is None:
+        session_id = await server.accounts.resends.open_session(tenant, new_session)
     adapter_id = str(ModelId(session_id, body.model_seq_id))
     await server.accounts.resends.take_run_of_id(tenant, adapter_id)
     adapter = replace(
@@ -122,7 +127,7 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
         limit=await server.accounts.quotas.adapters_of(tenant),
     )
     accepted = await server.queue.submitter.write(
-        partial(server.queue.branches.fork, adapter, source=run_id, at=operation)
+        partial(branches.fork, adapter, source=run_id, at=operation, step=body.step)
     )
     await server.common.sql.run(
         server.accounts.audit.note,
@@ -135,21 +140,17 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
     return answer(BranchTicket(request_id=accepted.request_id, run_id=adapter.id, source=run_id, operation=operation))
 
 
-async def _operation_of(common: Common, queue: Queue, run_id: str, state: PastState) -> int:
+async def _operation_of(common: Common, state: PastState, seq_of: Callable[..., int]) -> int:
     if (state.step is None) == (state.operation is None):
         raise InvalidInput("step", "give either a step of the optimizer or the number of an operation")
     if state.operation is not None:
         return state.operation
     assert state.step is not None, "one of the two is given"
-    return await common.sql.run(partial(queue.branches.seq_of, run_id, step=state.step))
+    return await common.sql.run(partial(seq_of, step=state.step))
 
 
-async def _open_session(common: Common, accounts: Accounts, tenant: str, run_id: str, key: str | None) -> str:
-    new = NewSession(
-        display_name=f"fork of {run_id}",
-        idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
-    )
-    return await accounts.resends.open_session(tenant, new)
+def _session_of_fork(run_id: str, key: str | None) -> NewSession:
+    return NewSession(display_name=f"fork of {run_id}", idempotency_key=f"{_KEY_PREFIX}{key}" if key else None)
 
 
 def _describe(queue: Queue, artifacts: Artifacts, run_id: str, tenant: str) -> HistoryResponse:

@@ -55,6 +55,7 @@ class _NewFork:
     adapter: NewAdapter
     source: str
     at: int
+    step: int | None
 
     @property
     def id(self) -> str:
@@ -75,7 +76,8 @@ class _NewFork:
             raise unloaded_error(self.source)
         _check_reachable(transaction, lane, self.at)
         self.adapter.insert(transaction)
-        _insert_branch(transaction, self.id, 0, self.source, self.at, None, self.adapter.created_at)
+        branch = Branch(adapter=self.id, seq=0, source=self.source, at=self.at, created_at=self.adapter.created_at)
+        _insert_branch(transaction, branch, step=self.step, request_key=None)
 
 
 class Branches:
@@ -86,8 +88,10 @@ class Branches:
         self._journal = journal
         self._clock = clock
 
-    def fork(self, adapter: NewAdapter, *, source: str, at: int) -> Accepted:
+    def fork(self, adapter: NewAdapter, *, source: str, at: int, step: int | None = None) -> Accepted:
         """Begin a run as ``source`` was after operation ``at``. Doing it again answers the same.
+
+        ``step`` is remembered: by which step of the optimizer the operation was asked for, if it was.
 
         Raises:
             NotFound: ``source`` was forgotten.
@@ -95,11 +99,13 @@ class Branches:
             Conflict: There is a run of this id, and it began otherwise.
         """
         submission = _submission(adapter.tenant, adapter.id, 0, OperationKind.FORK, source, at)
-        accepted = self._journal.open_lane(_NewFork(adapter=adapter, source=source, at=at), submission)
+        accepted = self._journal.open_lane(_NewFork(adapter=adapter, source=source, at=at, step=step), submission)
         assert accepted is not None, "a lane opened with an operation answers with its ticket"
         return accepted
 
-    def rewind(self, adapter: str, tenant: str, *, at: int, request_key: str | None) -> Accepted:
+    def rewind(
+        self, adapter: str, tenant: str, *, at: int, request_key: str | None, step: int | None = None
+    ) -> Accepted:
         """Let a run go on as it was after operation ``at``, behind everything that was accepted before.
 
         Args:
@@ -107,6 +113,7 @@ class Branches:
             tenant: Whose it is.
             at: After which operation.
             request_key: Names this wish: a second time it is answered and not done again.
+            step: By which step of the optimizer the operation was asked for, if it was; remembered with the key.
 
         Raises:
             NotFound: There is no such run.
@@ -126,7 +133,8 @@ class Branches:
                 raise unloaded_error(adapter)
             _check_reachable(transaction, lane, at)
             seq = lane.next_seq
-            _insert_branch(transaction, adapter, seq, adapter, at, request_key, self._clock.now())
+            branch = Branch(adapter=adapter, seq=seq, source=adapter, at=at, created_at=self._clock.now())
+            _insert_branch(transaction, branch, step=step, request_key=request_key)
             transaction.execute("UPDATE lane SET num_rewinds = num_rewinds + 1 WHERE id = ?", (adapter,))
             submission = _submission(tenant, adapter, seq, OperationKind.REWIND, adapter, at)
             return accept_own(transaction, lane, submission, now=self._clock.now())
@@ -168,6 +176,26 @@ class Branches:
         if not rows:
             raise InvalidInput("step", f"{adapter} has made {self.num_steps(adapter)} steps, not {step}")
         return int(rows[0].seq)
+
+    def seq_of_fork(self, adapter: str | None, *, source: str, step: int) -> int:
+        """After which operation of ``source`` a fork by a step begins: a resend's where the first one did.
+
+        By then the step may be forgotten, or undone and made anew. ``adapter`` is the run that may exist already.
+
+        Raises:
+            InvalidInput: As :meth:`seq_of` does, if it was not accepted before.
+        """
+        return self._seq_asked_for(source, step, "adapter = ? AND seq = 0", adapter)
+
+    def seq_of_rewind(self, adapter: str, *, step: int, request_key: str | None) -> int:
+        """The same of a rewind, which its key names."""
+        return self._seq_asked_for(adapter, step, "adapter = source AND request_key = ?", request_key)
+
+    def _seq_asked_for(self, source: str, step: int, where: str, parameter: str | None) -> int:
+        rows = self._database.read(
+            f"SELECT at FROM branch WHERE source = ? AND step = ? AND {where}", (source, step, parameter)
+        )
+        return int(rows[0].at) if rows else self.seq_of(source, step=step)
 
     def num_steps(self, adapter: str) -> int:
         """How many steps of the optimizer the run's present state has come from."""
@@ -289,12 +317,10 @@ def _look_up(transaction: Transaction, adapter: str, at: int) -> tuple[int, bool
     return int(row.floor_seq), None if row.is_state is None else bool(row.is_state)
 
 
-def _insert_branch(
-    transaction: Transaction, adapter: str, seq: int, source: str, at: int, request_key: str | None, now: float
-) -> None:
+def _insert_branch(transaction: Transaction, branch: Branch, *, step: int | None, request_key: str | None) -> None:
     transaction.execute(
-        "INSERT INTO branch (adapter, seq, source, at, request_key, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-        (adapter, seq, source, at, request_key, now),
+        "INSERT INTO branch (adapter, seq, source, at, step, request_key, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (branch.adapter, branch.seq, branch.source, branch.at, step, request_key, branch.created_at),
     )
 
 

@@ -143,7 +143,8 @@ class LaneRow(SQLModel, table=True):
 class BranchRow(SQLModel, table=True):
     """A past state taken up: operation ``seq`` of ``adapter`` goes on as ``source`` was after operation ``at``.
 
-    ``source`` is the run itself for a rewind, another one for a fork. ``request_key`` tells a resend.
+    ``source`` is the run itself for a rewind, another one for a fork. ``request_key`` tells a resend. ``step`` is
+    that of the optimizer by which the operation was asked for, if it was.
     """
 
     __tablename__ = "branch"
@@ -152,6 +153,7 @@ class BranchRow(SQLModel, table=True):
     seq: int = Field(primary_key=True, sa_type=BigInteger)
     source: str = Field(foreign_key="adapter.id")
     at: int = Field(sa_type=BigInteger)
+    step: int | None = Field(default=None, sa_type=BigInteger)
     request_key: str | None = None
     created_at: float = Field(sa_type=Float)
 

@@ -64,8 +64,11 @@ class Forgetting:
             if num_found < _BATCH:
                 break
         rows = self._lanes_to_look_at()
-        self._looked_up_to = rows[-1].id if len(rows) == _LANES_A_LOOK else ""
         for row in rows:
+            if num_batches >= max_batches:
+                return num_forgotten
+            # Before it is done: a lane that cannot be forgotten must not keep those behind it.
+            self._looked_up_to = row.id
             if row.first_ended_at is None or row.first_ended_at > before:
                 continue
             while num_batches < max_batches:
@@ -73,6 +76,8 @@ class Forgetting:
                 num_forgotten, num_batches = num_forgotten + num, num_batches + 1
                 if not has_more:
                     break
+        if len(rows) < _LANES_A_LOOK:
+            self._looked_up_to = ""
         return num_forgotten
 
     def forget_usage(self, *, older_than_s: float) -> int:
