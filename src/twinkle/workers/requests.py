@@ -1,4 +1,7 @@
-"""Requests of passes, as the API has stored them, into what an engine is handed. Touches no adapter; any thread may."""
+"""Requests of passes, as the API has stored them, into what an engine is handed: at once, ahead, or again in a replay.
+
+Touches no adapter; any thread may.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ class Requests:
         refuse_rejected(claim)
         payload = claim.payload
         if payload.inline is not None:
-            return self.decoded(claim, payload.inline)
+            return self.decoded(claim.lane, payload.inline)
         yield from self.transfers.room()
         return (
             yield from self.transfers.away(
-                lambda: self.decoded(claim, read_payload(self.blobs, payload)), num_bytes=payload.size_bytes
+                lambda: self.decoded(claim.lane, read_payload(self.blobs, payload)), num_bytes=payload.size_bytes
             )
         )
 
-    def decoded(self, claim: Claim, payload: bytes) -> ForwardBackwardBody | Call:
-        """The request in the words of the wire."""
+    def decoded(self, adapter: str, payload: bytes) -> ForwardBackwardBody | Call:
+        """The request in the words of the wire, with the loss of the adapter's client where it names one."""
         if is_call(payload):
             return decode_call(payload)
-        return self.loss_graphs.complete(claim.lane, decode_data(payload, picture_rules=self.pictures))
+        return self.loss_graphs.complete(adapter, decode_data(payload, picture_rules=self.pictures))
 
     def read_ahead(self, claim: Claim) -> ForwardBackwardBody | Call | Exception | None:
         """The request of a pass that is to follow, or what it fails with in its turn; ``None`` where it is stored."""
@@ -54,6 +57,6 @@ class Requests:
         if payload is None or claim.rejection is not None:
             return None
         try:
-            return self.decoded(claim, payload)
+            return self.decoded(claim.lane, payload)
         except Exception as error:  # noqa: BLE001 - the border: it is this operation's, in its turn
             return error
