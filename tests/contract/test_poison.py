@@ -211,5 +211,31 @@ def test_a_device_that_fails_a_whole_batch_twice_tries_each_alone_at_its_last_at
     assert worker.engine.batch_sizes == [NUM_PASSES, NUM_PASSES] + [1] * NUM_PASSES
 
 
+def test_a_sampler_that_fails_of_one_request_twice_draws_each_alone_at_its_last_attempt(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _samples(bench)
+    worker = _worker(make_worker)
+    step_samples = worker.engine.step_samples
+    failed_with: list[int] = []
+
+    def fail_of_it():  # type: ignore[no-untyped-def]
+        if f"{SAMPLER}:req:{POISON}" in worker.samples.under_way:
+            failed_with.append(len(worker.samples.under_way))
+            raise RuntimeError("device lost")
+        return step_samples()
+
+    worker.engine.step_samples = fail_of_it  # type: ignore[method-assign]
+    for _ in range(4):
+        worker.drain()
+        worker.clock.move(60)
+
+    assert failed_with == [NUM_SAMPLES, NUM_SAMPLES, 1]
+    ends = {number: bench.status(SAMPLER, number) for number in range(NUM_SAMPLES)}
+    failure = ends.pop(POISON).failure
+    assert failure is not None and (failure.category, failure.code) == ("server", "internal")
+    assert all(status.state is OperationState.DONE for status in ends.values())
+
+
 def _die() -> None:
     raise Killed

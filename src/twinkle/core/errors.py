@@ -44,7 +44,7 @@ class TwinkleError(Exception):
     retryable: bool = False
 
     def __init__(self, message: str, **context: object) -> None:
-        self.message = _writable(message)
+        self.message = writable(message)
         super().__init__(self.message)
         self.context = context
 
@@ -53,7 +53,7 @@ class TwinkleError(Exception):
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
-def _writable(text: str) -> str:
+def writable(text: str) -> str:
     """A text that databases, JSON and logs take: without NUL, and without halves of surrogate pairs."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
@@ -77,7 +77,7 @@ class InvalidInput(UserError):
     code = "invalid_input"
 
     def __init__(self, field: str, message: str) -> None:
-        self.field = _writable(field)
+        self.field = writable(field)
         super().__init__(f"{field}: {message}", field=self.field)
 
 
