@@ -151,7 +151,7 @@ class Replay(Generic[State]):
         raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
 
     def _run(self, adapter: str, state: State, payload: bytes) -> Steps[None]:
-        body = self._requests.decoded(adapter, payload)
+        body = self._requests.decoded_for(adapter, payload)
         # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
         again = Pass(state=state, body=body, cache_group=f"replay:{adapter}", is_again=True)
         slices = self._engine.start_passes([again])

@@ -1,7 +1,4 @@
-"""Requests of passes, as the API has stored them, into what an engine is handed: at once, ahead, or again in a replay.
-
-Touches no adapter; any thread may.
-"""
+"""Requests of passes, as the API has stored them, into what an engine is handed. Touches no adapter; any thread may."""
 
 from __future__ import annotations
 
@@ -37,19 +34,23 @@ class Requests:
         refuse_rejected(claim)
         payload = claim.payload
         if payload.inline is not None:
-            return self.decoded(claim.lane, payload.inline)
+            return self.decoded(claim, payload.inline)
         yield from self.transfers.room()
         return (
             yield from self.transfers.away(
-                lambda: self.decoded(claim.lane, read_payload(self.blobs, payload)), num_bytes=payload.size_bytes
+                lambda: self.decoded(claim, read_payload(self.blobs, payload)), num_bytes=payload.size_bytes
             )
         )
 
-    def decoded(self, adapter: str, payload: bytes) -> ForwardBackwardBody | Call:
+    def decoded_for(self, adapter: str, payload: bytes) -> ForwardBackwardBody | Call:
         """The request in the words of the wire, with the loss of the adapter's client where it names one."""
         if is_call(payload):
             return decode_call(payload)
         return self.loss_graphs.complete(adapter, decode_data(payload, picture_rules=self.pictures))
+
+    def decoded(self, claim: Claim, payload: bytes) -> ForwardBackwardBody | Call:
+        """The same of what was claimed."""
+        return self.decoded_for(claim.lane, payload)
 
     def read_ahead(self, claim: Claim) -> ForwardBackwardBody | Call | Exception | None:
         """The request of a pass that is to follow, or what it fails with in its turn; ``None`` where it is stored."""
@@ -57,6 +58,6 @@ class Requests:
         if payload is None or claim.rejection is not None:
             return None
         try:
-            return self.decoded(claim.lane, payload)
+            return self.decoded(claim, payload)
         except Exception as error:  # noqa: BLE001 - the border: it is this operation's, in its turn
             return error
