@@ -106,7 +106,8 @@ def test_an_sdk_calls_nothing_that_is_not_served(version: str) -> None:
     told = differences_of(version).splitlines()
 
     assert told[0].startswith(f"tinker {version}: ")
-    assert {line for line in told if line.partition(" ")[0] in {"GET", "POST", "PUT", "DELETE", "ANY"}} == set()
+    routes = {line for line in told if line.partition(" ")[0] in {"GET", "POST", "PUT", "DELETE", "ANY"}}
+    assert {line for line in routes if not line.endswith("?access_scope")} == set()
 
 
 @pytest.mark.parametrize("version", WITH_ARCHIVES)

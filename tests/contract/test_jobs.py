@@ -10,7 +10,7 @@ import pytest
 from harness.job_life import LASTING, LEASE_S, PAUSE_S, JobBench, new_job
 from harness.journal import Bench, identity
 from twinkle.core.errors import Conflict, InvalidInput, NotFound, StorageUnavailable
-from twinkle.core.job import JobEvent, JobLost, JobSignals, JobState
+from twinkle.core.job import JobEvent, JobFailed, JobLost, JobSignals, JobState
 
 
 @pytest.fixture
@@ -58,6 +58,21 @@ def test_one_runner_has_a_job_until_its_lease_runs_out(jobs: JobBench) -> None:
 
     assert (second.job.attempt, second.epoch) == (2, first.epoch + 1)
     assert jobs.outcomes("a") == [(1, "lost"), (2, None)]
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b"], ids=["nul", "half_of_a_pair"])
+def test_what_a_job_tells_is_kept_whatever_it_quotes(jobs: JobBench, text: str) -> None:
+    jobs.submit("a", max_attempts=1)
+    claim = jobs.claim("a")
+
+    jobs.running.record(claim, events=[JobEvent(kind="sample", message=text, data={"prompt": text})])
+    failure = JobFailed("invalid_data", f"line 1: {text}", details={"line": text}).failure
+    ended = jobs.running.fail_attempt(claim, failure, pause_s=lambda _: PAUSE_S)
+
+    assert ended.state is JobState.FAILED
+    assert ended.failure is not None and ended.failure.message.startswith("line 1: a")
+    messages = [event.message for event in jobs.jobs.events("a", "t0")]
+    assert any(message.startswith("a") and message.endswith("b") for message in messages)
 
 
 def test_nothing_of_a_runner_that_lost_its_job_is_written(jobs: JobBench) -> None:

@@ -9,6 +9,7 @@ import pytest
 from harness.journal import Bench, new_sampler, submission
 from harness.operations import Request, forward_backward, optim_step, sample_body, submit_run
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
+from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind, OperationState
 
 SAMPLER = "session-t0:sample:0"
@@ -209,6 +210,71 @@ def test_a_device_that_fails_a_whole_batch_twice_tries_each_alone_at_its_last_at
     failed = [adapter for adapter in adapters if bench.status(adapter, 1).failure]
     assert failed == [adapters[POISON]]
     assert worker.engine.batch_sizes == [NUM_PASSES, NUM_PASSES] + [1] * NUM_PASSES
+
+
+def test_a_sampler_that_fails_of_one_request_twice_draws_each_alone_at_its_last_attempt(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _samples(bench)
+    worker = _worker(make_worker)
+    step_samples = worker.engine.step_samples
+    failed_with: list[int] = []
+
+    def fail_of_it():  # type: ignore[no-untyped-def]
+        if f"{SAMPLER}:req:{POISON}" in worker.samples.under_way:
+            failed_with.append(len(worker.samples.under_way))
+            raise RuntimeError("device lost")
+        return step_samples()
+
+    worker.engine.step_samples = fail_of_it  # type: ignore[method-assign]
+    for _ in range(4):
+        worker.drain()
+        worker.clock.move(60)
+
+    assert failed_with == [NUM_SAMPLES, NUM_SAMPLES, 1]
+    ends = {number: bench.status(SAMPLER, number) for number in range(NUM_SAMPLES)}
+    failure = ends.pop(POISON).failure
+    assert failure is not None and (failure.category, failure.code) == ("server", "internal")
+    assert all(status.state is OperationState.DONE for status in ends.values())
+
+
+@pytest.mark.parametrize("kind", ["passes", "samples"])
+def test_a_clients_mistake_that_ends_a_whole_batch_is_told_to_that_client_alone(
+    bench: Bench, make_worker: MakeWorker, kind: str
+) -> None:
+    """An engine should tell of each its own; where one does not, nobody is blamed for what another has sent."""
+    mistake = InvalidInput("data[0]", "quotes what one client sent")
+    worker = _worker(make_worker)
+    if kind == "passes":
+        places = [(adapter, 1) for adapter in _passes(bench, forward_backward(1))]
+        run_passes = worker.engine.run_passes
+
+        def refuse_passes(passes):  # type: ignore[no-untyped-def]
+            if any(item.body.model_id == places[POISON][0] for item in passes):
+                raise mistake
+            return run_passes(passes)
+
+        worker.engine.run_passes = refuse_passes  # type: ignore[method-assign]
+    else:
+        _samples(bench)
+        places = [(SAMPLER, number) for number in range(NUM_SAMPLES)]
+        step_samples = worker.engine.step_samples
+
+        def refuse_samples():  # type: ignore[no-untyped-def]
+            if f"{SAMPLER}:req:{POISON}" in worker.samples.under_way:
+                raise mistake
+            return step_samples()
+
+        worker.engine.step_samples = refuse_samples  # type: ignore[method-assign]
+
+    for _ in range(5):
+        worker.drain()
+        worker.clock.move(60)
+
+    ends = [bench.status(*place) for place in places]
+    blamed = ends.pop(POISON).failure
+    assert blamed is not None and (blamed.category, blamed.message) == ("user", mistake.message)
+    assert all(status.state is OperationState.DONE for status in ends)
 
 
 def _die() -> None:

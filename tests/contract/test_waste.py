@@ -156,6 +156,25 @@ def test_a_blob_that_a_store_will_not_delete_keeps_no_others(
     assert waste.delete(FolderStore(root), older_than_s=GRACE_S) == 1
 
 
+def test_a_snapshot_that_a_worker_taken_for_dead_brings_late_is_not_deleted_with_the_one_it_is_the_same_as(
+    bench: Bench, worker: WorkerRig, waste: Waste, root: Path, clock: HandClock
+) -> None:
+    """Two workers came to the same state, and the one's copy was given up before the other's was published."""
+    bench.adapter("a")
+    first, late = (worker.snapshots._stored("a", 1, b"the same", is_start=False) for _ in range(2))
+    bench.snapshots.add(first)
+    bench.snapshots.add(worker.snapshots._stored("a", 2, b"the next", is_start=False))
+    bench.snapshots.prune("a", KEEP_A_WEEK.choose)
+    bench.snapshots.add(late)
+
+    clock.move(GRACE_S)
+    num_deleted = waste.delete(FolderStore(root), older_than_s=GRACE_S)
+
+    found = bench.snapshots.nearest("a", at=1)
+    assert found is not None and num_deleted == 1
+    assert FolderStore(root).get(found.blob) == b"the same"
+
+
 def test_after_its_time_a_run_keeps_one_snapshot_and_what_is_left_of_it_can_still_be_rebuilt(
     bench: Bench, worker: WorkerRig, waste: Waste, root: Path, clock: HandClock
 ) -> None:

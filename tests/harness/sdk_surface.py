@@ -2,8 +2,9 @@
 
     PYTHONPATH=src:tests python -m harness.sdk_surface
 
-prints routes that are not served, request fields that are not read, response fields that are never sent, and protobuf
-fields that are not known. `python -m harness.sdk_surface VERSION` asks another version, in an environment of its own.
+prints routes that are not served, parameters and request fields that are not read, response fields that are never sent,
+and protobuf fields that are not known. `python -m harness.sdk_surface VERSION` asks another version, in an environment
+of its own.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         print(told := differences_of(arguments[0]))
         return int(len(told.splitlines()) > 1)
-    differences = [*unknown_routes(), *unknown_fields(), *unknown_protobuf_fields()]
+    differences = [*unknown_routes(), *unknown_parameters(), *unknown_fields(), *unknown_protobuf_fields()]
     print(f"tinker {tinker.__version__}: {len(differences)} differences", *differences, sep="\n")
     return int(bool(differences))
 
@@ -82,6 +83,19 @@ def unknown_routes() -> list[str]:
     """Returns what the SDK calls and nobody here answers, as `METHOD path`."""
     served = _served_routes()
     return sorted({f"{method} {path}" for method, path in _called_routes() if not _is_served(method, path, served)})
+
+
+def unknown_parameters() -> list[str]:
+    """Returns what the SDK puts into the query of a route and nobody here reads, as `METHOD path?name`."""
+    served = [
+        (method, path, {parameter["name"] for parameter in parameters})
+        for method, path, parameters in _served_parameters()
+    ]
+    unknown = set()
+    for method, path, sent in _sent_parameters():
+        read = [own for own_method, own_path, own in served if _is_served(method, path, [(own_method, own_path)])]
+        unknown |= {f"{method} {path}?{name}" for name in sent.difference(*read)}
+    return sorted(unknown)
 
 
 def unknown_fields() -> list[str]:
@@ -117,13 +131,41 @@ def unknown_protobuf_fields() -> list[str]:
 
 
 def _called_routes() -> Iterator[tuple[str, str]]:
-    folder = Path(tinker.__file__).parent
-    for file in sorted(folder.rglob("*.py")):
-        if file.name.endswith("_test.py"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for tree in _sdk_modules():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 yield from _called_by(node)
+
+
+def _sdk_modules() -> Iterator[ast.Module]:
+    folder = Path(tinker.__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        if not file.name.endswith("_test.py"):
+            yield ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _sent_parameters() -> Iterator[tuple[str, str, set[str]]]:
+    """Each GET, and what may be in its query: the keys of `params`, wherever its function writes them down."""
+    for tree in _sdk_modules():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.AsyncFunctionDef):
+                continue
+            calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+            sent = set(_keys_of_params(node))
+            for method, path in {route for call in calls for route in _called_by(call)}:
+                if method == "GET" and sent:
+                    yield method, path, sent
+
+
+def _keys_of_params(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="params"), value=ast.Dict() as given):
+                yield from (_text(key) for key in given.keys if key is not None)
+            case ast.Subscript(value=ast.Name(id="params"), slice=name):
+                yield _text(name)
+            case ast.Dict(keys=[ast.Constant(value="params")], values=[ast.Dict() as given]):
+                yield from (_text(key) for key in given.keys if key is not None)
 
 
 def _called_by(call: ast.Call) -> Iterator[tuple[str, str]]:
@@ -148,11 +190,18 @@ def _text(node: ast.expr) -> str:
 
 
 def _served_routes() -> list[tuple[str, str]]:
+    return [(method, path) for method, path, _ in _served_parameters()]
+
+
+def _served_parameters() -> list[tuple[str, str, list[dict[str, str]]]]:
     app = FastAPI()
     app.include_router(health.router)
     app.include_router(tinker_router)
-    paths = app.openapi()["paths"]
-    return [(method.upper(), path.removeprefix(PREFIX)) for path, calls in paths.items() for method in calls]
+    return [
+        (method.upper(), path.removeprefix(PREFIX), call.get("parameters", []))
+        for path, calls in app.openapi()["paths"].items()
+        for method, call in calls.items()
+    ]
 
 
 def _is_served(method: str, path: str, served: list[tuple[str, str]]) -> bool:

@@ -35,19 +35,27 @@ from __future__ import annotations
 
 
 class TwinkleError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose.
+
+    Its message can be written anywhere, whatever it quotes.
+    """
 
     code: str = "internal"
     retryable: bool = False
 
     def __init__(self, message: str, **context: object) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = writable(message)
+        super().__init__(self.message)
         self.context = context
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors travel between processes; their constructors do not all take what ``args`` holds.
         return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def writable(text: str) -> str:
+    """A text that databases, JSON and logs take: without NUL, and without halves of surrogate pairs."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _as_it_was(kind: type[TwinkleError], args: tuple[object, ...], attributes: dict[str, object]) -> TwinkleError:
@@ -69,8 +77,8 @@ class InvalidInput(UserError):
     code = "invalid_input"
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}", field=field)
-        self.field = field
+        self.field = writable(field)
+        super().__init__(f"{field}: {message}", field=self.field)
 
 
 class BatchTooLong(InvalidInput, ValueError):

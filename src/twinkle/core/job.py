@@ -12,7 +12,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
 
-from twinkle.core.errors import TwinkleError
+from twinkle.core.errors import TwinkleError, writable
 
 JsonObject: TypeAlias = dict[str, Any]
 """What is kept as JSON and told as it is."""
@@ -78,6 +78,9 @@ class JobEvent:
     number: int = 0
     at: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", writable(self.message))
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFailure:
@@ -91,6 +94,9 @@ class JobFailure:
     """The field of the spec that is to blame."""
     details: JsonObject = dataclasses.field(default_factory=dict)
     """More of it, such as the first errors of a file under ``errors``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", writable(self.message))
 
 
 class JobFailed(Exception):

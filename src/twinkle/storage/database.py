@@ -23,7 +23,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from twinkle.core.errors import ConfigError, StorageUnavailable
-from twinkle.storage.faults import DRIVER_ERRORS, fault_of
+from twinkle.storage.faults import CALL_ERRORS, DRIVER_ERRORS, fault_of
 from twinkle.storage.pipelined import Statements, pipelined
 
 _BUSY_TIMEOUT_S = 30
@@ -110,7 +110,7 @@ class Transaction:
             return self._connection.execute(_translate(sql, True), parameters, name=sql)
         try:
             return self._connection.execute(_translate(sql, self._is_postgres), parameters)
-        except DRIVER_ERRORS as error:
+        except CALL_ERRORS as error:
             raise fault_of(error, statement=sql) from error
 
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> Asked:
@@ -240,7 +240,7 @@ class Database:
             connection = self._sqlite()
             self._patience.begin()
             return connection.execute(_translate(sql, False), parameters).fetchall()
-        except DRIVER_ERRORS as error:
+        except CALL_ERRORS as error:
             self.close()
             raise fault_of(error, statement=sql) from error
 
@@ -356,5 +356,5 @@ def _translate_error(context: ExceptionContext) -> None:
     error = context.original_exception
     if context.is_pre_ping or isinstance(error, sqlite3.IntegrityError | psycopg.IntegrityError):
         return
-    if isinstance(error, DRIVER_ERRORS):
+    if isinstance(error, CALL_ERRORS):
         raise fault_of(error, statement=context.statement or "") from error

@@ -11,6 +11,9 @@ from twinkle.core.errors import StatementFailed, StorageUnavailable, TwinkleErro
 
 DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
 
+CALL_ERRORS = (*DRIVER_ERRORS, UnicodeError, OverflowError)
+"""The same, where nothing but a driver is called: a value that it cannot send is no error of its own kind."""
+
 _PASSING_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,

@@ -78,8 +78,15 @@ class Answer:
         return self._cursor is not None and self._cursor.pgresult is not None
 
     def send(self, connection: psycopg.Connection[Any]) -> None:
-        """Put the statement on its way."""
-        self._cursor = connection.execute(self._sql, self._parameters)
+        """Put the statement on its way.
+
+        Raises:
+            StatementFailed: It has a value that the driver cannot send.
+        """
+        try:
+            self._cursor = connection.execute(self._sql, self._parameters)
+        except (UnicodeError, OverflowError) as error:
+            raise fault_of(error, statement=self.name) from error
 
     @property
     def rowcount(self) -> int:

@@ -8,7 +8,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import StorageUnavailable, TwinkleError
+from twinkle.core.errors import StorageUnavailable
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
@@ -72,9 +72,11 @@ class Absences(LaneJobs, Generic[State]):
             is_stored = yield from self._residents.evict(adapter, last_seq)
         except StorageUnavailable:
             raise
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: what is wrong with one adapter disturbs no other
             self._hopeless.add(adapter)
-            _log.warning("adapter.not_parked", adapter=adapter, error=error.message, next="it is left as it is")
+            _log.error(
+                "adapter.not_parked", adapter=adapter, error=str(error), next="it is left as it is", exc_info=error
+            )
             return
         if is_stored and self._adapters.park(adapter, last_seq=last_seq):
             _log.info("adapter.parked_for_session", adapter=adapter, seq=last_seq)

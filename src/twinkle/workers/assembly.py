@@ -141,7 +141,6 @@ class WorkerParts(Generic[State]):
         self._around = around
         self._options = options
         self._rate = PassRate()
-        self._loss_graphs = LossGraphs(around.journal)
         self._memory = AdapterMemory(around.capabilities, around.stores.adapters)
 
     @cached_property
@@ -227,7 +226,7 @@ class WorkerParts(Generic[State]):
             adapters=self._around.stores.adapters,
             snapshots=self._around.stores.snapshots,
             blobs=self._around.blobs,
-            loss_graphs=self._loss_graphs,
+            requests=self._requests,
             transfers=self.transfers,
         )
 
@@ -299,7 +298,7 @@ class WorkerParts(Generic[State]):
         return Requests(
             blobs=self._around.blobs,
             transfers=self.transfers,
-            loss_graphs=self._loss_graphs,
+            loss_graphs=LossGraphs(self._around.journal),
             pictures=self._engine.capabilities.pictures,
         )
 

@@ -9,7 +9,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import StorageUnavailable, TwinkleError
+from twinkle.core.errors import StorageUnavailable
 from twinkle.storage.journal.moves import Leaving, Moves
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
@@ -62,9 +62,11 @@ class Departures(LaneJobs, Generic[State]):
                 is_stored = yield from self._residents.evict(leaving.lane, leaving.last_seq)
             except StorageUnavailable:
                 raise
-            except TwinkleError as error:
-                # Nor would it be possible there; its operations say so to whoever waits for them.
-                _log.warning("move.not_stored", lane=leaving.lane, error=error.message, next="it goes as it is")
+            except Exception as error:  # noqa: BLE001 - the border: what is wrong with one lane disturbs no other
+                # If it is not possible there either, its operations say so to whoever waits for them.
+                _log.error(
+                    "move.not_stored", lane=leaving.lane, error=str(error), next="it goes as it is", exc_info=error
+                )
                 is_stored = True
             if not is_stored:
                 return

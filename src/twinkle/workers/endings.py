@@ -190,6 +190,17 @@ def outcome_of_failure(claim: Claim, failure: Failure, *, charge: int = 1) -> Ou
     )
 
 
+def of_a_batch(error: Exception, num_operations: int) -> Exception:
+    """What to tell each operation of a batch that ended as a whole.
+
+    A mistake of a client's is one operation's, nobody knows which, and may quote it: the others are not told. As with a
+    device that fails each is tried again, in the end alone.
+    """
+    if num_operations > 1 and isinstance(error, UserError):
+        return RuntimeError(f"a batch ended with what one of its operations should have: {type(error).__name__}")
+    return error
+
+
 def refuse_rejected(claim: Claim) -> None:
     """Raise the reason for which an operation fails in its turn: it was refused or cancelled, its number was not."""
     if claim.rejection is None:

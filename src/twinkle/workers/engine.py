@@ -83,6 +83,18 @@ class WrittenState:
         return self.content
 
 
+@dataclass(frozen=True)
+class FailedCopy:
+    """One that could not be made: whoever is to write it learns why."""
+
+    error: Exception
+    num_bytes: int = 0
+
+    def data(self) -> bytes:
+        """Raises the error."""
+        raise self.error
+
+
 class Engine(Protocol[State]):
     """One frozen base model and the adapters on it. Not thread-safe: the worker calls from one thread at a time."""
 
@@ -231,3 +243,11 @@ class Engine(Protocol[State]):
     def close(self) -> None:
         """End what it started. Nothing is called after this."""
         ...
+
+
+def copy_of(engine: Engine[State], state: State) -> StateCopy:
+    """A copy of a state; where none can be made one that says why: the recovery point fails then, and nothing else."""
+    try:
+        return engine.copy_state(state)
+    except Exception as error:  # noqa: BLE001 - the border: no operation has to do with it
+        return FailedCopy(error)

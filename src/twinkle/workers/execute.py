@@ -19,7 +19,7 @@ from twinkle.storage.journal.turns import Followed
 from twinkle.wire.bodies.training import OptimStepRequest
 from twinkle.wire.calls import is_call
 from twinkle.wire.training_result import ForwardBackwardResult
-from twinkle.workers.endings import Endings, Execution, refuse_rejected
+from twinkle.workers.endings import Endings, Execution, of_a_batch, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
 from twinkle.workers.requests import ReadAhead, Requests
 from twinkle.workers.residents import Residents
@@ -274,7 +274,7 @@ class Executor(Generic[State]):
         try:
             return (yield from with_turns(self._engine.start_passes(passes)))
         except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
-            return [error] * len(passes)
+            return [of_a_batch(error, len(passes))] * len(passes)
 
     def _run_slice(self, batch: Batch[State], execution: Execution) -> None:
         """Go on with a batch until it ends or has had its time; where it ends, so do its operations, or nearly."""

@@ -85,9 +85,7 @@ class LeaseKeeper:
                 continue
             try:
                 self._meshes.renew(lease, lease_s=self._lease_s)
-                if self._is_outdated and self._capabilities is not None:
-                    self._is_outdated = False
-                    self._meshes.publish(lease, self._capabilities)
+                self._publish_changes(lease)
             except LeaseLost:
                 if self._lease is lease:
                     self.give_up()
@@ -95,3 +93,14 @@ class LeaseKeeper:
                 _log.warning("lease.renewal_failed", mesh=self._mesh, error=error.message)
             except Exception as error:  # noqa: BLE001 - a keeper that ends would let the lease of a live worker run out
                 _log.error("lease.renewal_failed", mesh=self._mesh, error=str(error), exc_info=error)
+
+    def _publish_changes(self, lease: Lease) -> None:
+        """Say what has changed since it was said last; with the next renewal, where the journal is away."""
+        if not self._is_outdated or self._capabilities is None:
+            return
+        self._is_outdated = False
+        try:
+            self._meshes.publish(lease, self._capabilities)
+        except BaseException:
+            self._is_outdated = True
+            raise

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic
 
+from twinkle.scheduler.retention import Pace
 from twinkle.workers.engine import State, StateCopy
 from twinkle.workers.snapshots import Writing
 
@@ -33,6 +34,15 @@ class Coverage:
         """Whether a snapshot of the present state is in the object store, or about to be."""
         has_failed = self.writing is not None and self.writing.done() and not self.writing.result()
         return self.applied_seq <= self.snapshot_seq and not has_failed
+
+    def is_due(self, pace: Pace, seq: int, *, now: float, has_gradients: bool) -> bool:
+        """Whether the state after operation ``seq`` is to be a recovery point."""
+        return pace.is_due(
+            num_ops=seq - self.snapshot_seq,
+            num_bytes=self.unsaved_bytes,
+            age_s=now - self.snapshot_at,
+            has_gradients=has_gradients,
+        )
 
 
 @dataclass

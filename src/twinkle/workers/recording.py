@@ -169,17 +169,35 @@ class Recorder(Generic[State]):
             _log.warning("operation.not_given_back", error=error.message, next="it is claimed again at once")
 
     def _commit(self, lease: Lease, execution: Execution) -> tuple[Committed, set[str]]:
-        """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
+        """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever.
+
+        It may be what came of one adapter that it does not take: then each is recorded apart, the others' unharmed.
+        """
         spoilt: set[str] = set()
         try:
-            committed = self._commit_patiently(lease, execution)
+            committed = self._commit_patiently(lease, execution, execution.outcomes)
         except StatementFailed as error:
-            spoilt |= {outcome.lane for outcome in execution.outcomes}
-            _condemn(execution, error)
-            committed = self._commit_patiently(lease, execution)
+            committed = Committed()
+            parts = _parts_of(execution.outcomes)
+            for part in parts:
+                taken, is_condemned = self._commit_part(lease, execution, part, error if len(parts) == 1 else None)
+                committed.add(taken)
+                if is_condemned:
+                    spoilt.add(part[0].lane)
         return committed, spoilt | self._untaken(committed, execution)
 
-    def _commit_patiently(self, lease: Lease, execution: Execution) -> Committed:
+    def _commit_part(
+        self, lease: Lease, execution: Execution, part: list[Outcome], refused: StatementFailed | None
+    ) -> tuple[Committed, bool]:
+        """Record some, as failures where they were ``refused`` or are now; whether they were."""
+        if refused is None:
+            try:
+                return self._commit_patiently(lease, execution, part), False
+            except StatementFailed as error:
+                refused = error
+        return self._commit_patiently(lease, execution, _condemn(execution, part, refused)), True
+
+    def _commit_patiently(self, lease: Lease, execution: Execution, outcomes: list[Outcome]) -> Committed:
         """Record outcomes however long the database stays away: the work is done and the lease may still hold.
 
         Raises:
@@ -187,13 +205,13 @@ class Recorder(Generic[State]):
         """
         while True:
             try:
-                return self._journal.commit(lease, execution.outcomes, execution.records)
+                return self._journal.commit(lease, outcomes, execution.records)
             except StorageUnavailable as error:
                 if not self._is_patient:
                     raise
                 if self._keeper.current() is not lease:
                     raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended", mesh=lease.mesh) from error
-                count = len(execution.outcomes)
+                count = len(outcomes)
                 _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
                 self._clock.sleep(_COMMIT_RETRY_S)
 
@@ -240,19 +258,31 @@ def _log_untold(told: Future[None]) -> None:
         _log.error("outcome.not_told", error=str(error), next="whoever waits looks by itself", exc_info=error)
 
 
-def _condemn(execution: Execution, error: Exception) -> None:
-    """Put failures in the place of everything that has come of a batch."""
+def _parts_of(outcomes: list[Outcome]) -> list[list[Outcome]]:
+    """Those of each adapter, in their order; what is in no order stands alone."""
+    parts: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        parts.setdefault(outcome.lane if outcome.kind.is_ordered else outcome.request_id, []).append(outcome)
+    return list(parts.values())
+
+
+def _condemn(execution: Execution, outcomes: list[Outcome], error: Exception) -> list[Outcome]:
+    """Put failures in the place of outcomes that the journal will never take."""
     incident = secrets.token_hex(4)
     _log.error("commit.refused", error=str(error), incident=incident, exc_info=error)
-    for each in execution.outcomes:
+    for each in outcomes:
         facts = {"op": each.request_id, "kind": each.kind.value, "adapter": each.lane, "seq": each.seq}
         reason = {"reason": StatementFailed.code, "category": FailureCategory.SERVER.value, "incident": incident}
         _log.warning("operation.failed", **facts, **reason)
     failure = Failure(
         message=f"internal error, incident {incident}", category=FailureCategory.SERVER, code=StatementFailed.code
     )
-    execution.outcomes = [
-        Outcome(request_id=each.request_id, lane=each.lane, seq=each.seq, kind=each.kind, failure=failure)
-        for each in execution.outcomes
-    ]
-    execution.records = {}
+    condemned = {
+        each.request_id: Outcome(
+            request_id=each.request_id, lane=each.lane, seq=each.seq, kind=each.kind, failure=failure
+        )
+        for each in outcomes
+    }
+    execution.outcomes = [condemned.get(each.request_id, each) for each in execution.outcomes]
+    execution.records = {key: records for key, records in execution.records.items() if key not in condemned}
+    return list(condemned.values())

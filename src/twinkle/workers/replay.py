@@ -19,10 +19,9 @@ from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import PastOperation
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
-from twinkle.wire.calls import QUESTIONS, Call, decode_call
-from twinkle.wire.training import ForwardBackwardBody, decode_data
+from twinkle.wire.calls import QUESTIONS, decode_call
 from twinkle.workers.engine import Engine, Pass, State
-from twinkle.workers.loss_graphs import LossGraphs
+from twinkle.workers.requests import Requests
 from twinkle.workers.steps import Steps, Transfers, turn, with_turns
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
@@ -57,7 +56,7 @@ class Replay(Generic[State]):
         adapters: Adapters,
         snapshots: SnapshotStore,
         blobs: BlobStore,
-        loss_graphs: LossGraphs,
+        requests: Requests,
         transfers: Transfers,
     ) -> None:
         self._engine = engine
@@ -65,7 +64,7 @@ class Replay(Generic[State]):
         self._adapters = adapters
         self._snapshots = snapshots
         self._blobs = blobs
-        self._loss_graphs = loss_graphs
+        self._requests = requests
         self._transfers = transfers
 
     def state_after(self, adapter: str, seq: int) -> Steps[Rebuilt[State]]:
@@ -115,10 +114,7 @@ class Replay(Generic[State]):
             return (yield from self._begin(adapter, operation, state))
         present = _present(adapter, operation, state)
         if kind is OperationKind.FORWARD_BACKWARD:
-            data = decode_data(
-                (yield from self._payload(adapter, operation)), picture_rules=self._engine.capabilities.pictures
-            )
-            yield from self._run(adapter, present, self._loss_graphs.complete(adapter, data))
+            yield from self._run(adapter, present, (yield from self._payload(adapter, operation)))
         elif kind is OperationKind.OPTIM_STEP:
             self._engine.optim_step(
                 present, _adam_of(parse_body(OptimStepRequest, (yield from self._payload(adapter, operation))))
@@ -132,8 +128,7 @@ class Replay(Generic[State]):
             return (yield from self._begin(adapter, operation, state))
         present = _present(adapter, operation, state)
         if kind in _PASSES:
-            call = decode_call((yield from self._payload(adapter, operation)))
-            yield from self._run(adapter, present, call)
+            yield from self._run(adapter, present, (yield from self._payload(adapter, operation)))
         elif kind in _CALLS:
             call = decode_call((yield from self._payload(adapter, operation)))
             if call.method not in QUESTIONS:
@@ -155,7 +150,8 @@ class Replay(Generic[State]):
             )
         raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
 
-    def _run(self, adapter: str, state: State, body: ForwardBackwardBody | Call) -> Steps[None]:
+    def _run(self, adapter: str, state: State, payload: bytes) -> Steps[None]:
+        body = self._requests.decoded_for(adapter, payload)
         # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
         again = Pass(state=state, body=body, cache_group=f"replay:{adapter}", is_again=True)
         slices = self._engine.start_passes([again])

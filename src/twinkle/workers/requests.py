@@ -48,11 +48,15 @@ class Requests:
             )
         )
 
-    def decoded(self, claim: Claim, payload: bytes) -> ForwardBackwardBody | Call:
-        """The request in the words of the wire."""
+    def decoded_for(self, adapter: str, payload: bytes) -> ForwardBackwardBody | Call:
+        """The request in the words of the wire, with the loss of the adapter's client where it names one."""
         if is_call(payload):
             return decode_call(payload)
-        return self.loss_graphs.complete(claim.lane, decode_data(payload, picture_rules=self.pictures))
+        return self.loss_graphs.complete(adapter, decode_data(payload, picture_rules=self.pictures))
+
+    def decoded(self, claim: Claim, payload: bytes) -> ForwardBackwardBody | Call:
+        """The same of what was claimed."""
+        return self.decoded_for(claim.lane, payload)
 
     def read_ahead(self, claim: Claim) -> ReadAhead | None:
         """The request of a pass or an optimizer step that is to follow, or what it fails with in its turn.

@@ -20,7 +20,7 @@ from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.adapter_memory import AdapterMemory
-from twinkle.workers.engine import Engine, State, StateCopy, WrittenState
+from twinkle.workers.engine import Engine, State, StateCopy, WrittenState, copy_of
 from twinkle.workers.parked import Coverage, Parked, ParkedAdapter, Resident
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
@@ -167,7 +167,7 @@ class Residents(Generic[State]):
             return
         resident.done_seq = seq
         if resident.copied is None and self._may_save(adapter, resident, seq):
-            resident.copied = seq, self._engine.copy_state(resident.state)
+            resident.copied = seq, copy_of(self._engine, resident.state)
             crash_point("snapshot.copied")
 
     def note_applied(self, adapter: str, seq: int, *, num_bytes: int) -> None:
@@ -289,13 +289,19 @@ class Residents(Generic[State]):
             if excess <= 0 and excess_bytes <= 0:
                 break
             excess, excess_bytes = excess - 1, excess_bytes - self._memory.of([adapter])
-            resident = self._residents.pop(adapter)
-            _log.info("adapter.parked", adapter=adapter, seq=resident.coverage.applied_seq)
-            for name, left in self._parked.put(
-                adapter, ParkedAdapter(self._engine.snapshot(resident.state), resident.coverage)
-            ):
-                self._save_parked(name, left)
-                _log.info("adapter.evicted", adapter=name, seq=left.coverage.applied_seq)
+            self._park(adapter, self._residents.pop(adapter))
+
+    def _park(self, adapter: str, resident: Resident[State]) -> None:
+        facts = {"adapter": adapter, "seq": resident.coverage.applied_seq}
+        try:
+            data = self._engine.snapshot(resident.state)
+        except Exception as error:  # noqa: BLE001 - the border: nobody who comes to the device has to do with it
+            _log.error("adapter.not_parked", **facts, error=str(error), next="it is made anew", exc_info=error)
+            return
+        _log.info("adapter.parked", **facts)
+        for name, left in self._parked.put(adapter, ParkedAdapter(data, resident.coverage)):
+            self._save_parked(name, left)
+            _log.info("adapter.evicted", adapter=name, seq=left.coverage.applied_seq)
 
     def save_all(self) -> Steps[None]:
         """Snapshot every adapter in memory that has none of its present state, as far as nothing is under way with it.
@@ -351,12 +357,7 @@ class Residents(Generic[State]):
         return resident
 
     def _is_due(self, coverage: Coverage, seq: int, *, has_gradients: bool) -> bool:
-        return self._snapshots.pace.is_due(
-            num_ops=seq - coverage.snapshot_seq,
-            num_bytes=coverage.unsaved_bytes,
-            age_s=self._clock.now() - coverage.snapshot_at,
-            has_gradients=has_gradients,
-        )
+        return coverage.is_due(self._snapshots.pace, seq, now=self._clock.now(), has_gradients=has_gradients)
 
     def _unpark(self, adapter: str, seq: int) -> Resident[State] | None:
         parked = self._parked.take(adapter)
@@ -367,7 +368,7 @@ class Residents(Generic[State]):
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
         coverage = resident.coverage
-        self._write(adapter, coverage, coverage.applied_seq, self._engine.copy_state(resident.state))
+        self._write(adapter, coverage, coverage.applied_seq, copy_of(self._engine, resident.state))
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
         if not parked.coverage.is_complete:

@@ -15,7 +15,7 @@ import structlog
 
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
+from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.scheduler.charges import PassRate, charge_of_time
 from twinkle.storage.sampling.ephemeral import EphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
@@ -193,9 +193,10 @@ class SamplerWeights(Generic[State]):
             except StorageUnavailable as error:
                 _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
                 return
-            except TwinkleError as error:
+            except Exception as error:  # noqa: BLE001 - the border: what is wrong with one adapter disturbs no other
                 self._hopeless.add((adapter, seq))
-                _log.warning("sampler_weights.not_pinned", adapter=adapter, seq=seq, error=error.message)
+                facts = {"adapter": adapter, "seq": seq, "error": str(error)}
+                _log.error("sampler_weights.not_pinned", **facts, next="it is left as it is", exc_info=error)
             else:
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
                 return

@@ -14,7 +14,7 @@ from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import BlobStore
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.sampling import check_prompt_and_scores
-from twinkle.workers.endings import Endings, Execution, refuse_rejected
+from twinkle.workers.endings import Endings, Execution, of_a_batch, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
 from twinkle.workers.sampler_weights import Held, SamplerWeights
 from twinkle.workers.steps import Job, Steps, Transfers
@@ -276,6 +276,7 @@ class SampleDesk(Generic[State]):
         self._endings.fail(execution, under_way.claim, error, charge=max(under_way.weights_charge, 1))
 
     def _fail_drawing(self, execution: Execution, error: Exception) -> None:
+        error = of_a_batch(error, len(self._drawing))
         for request_id, under_way in list(self._drawing.items()):
             del self._drawing[request_id]
             self._reports.end(request_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from twinkle.core.errors import InvalidInput, UserError
+from twinkle.core.errors import CallFailed, InvalidInput, UserError
 from twinkle.model.forward_pass import EMBEDDING, ForwardPass, PassOptions
 from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.embedding import EmbeddedRows
@@ -51,6 +51,13 @@ class _ServedPass(ScriptPass):
         """See the base."""
         try:
             return super().carrier_of(scores)
+        except Exception as error:
+            raise _told(error) from error
+
+    def take(self, outcome: TrainOutcome) -> None:
+        """See the base."""
+        try:
+            super().take(outcome)
         except Exception as error:
             raise _told(error) from error
 
@@ -218,6 +225,11 @@ def _told(error: Exception) -> Exception:
     if not isinstance(error, of_client):
         return error
     return InvalidInput("inputs", f"the loss cannot be computed of these rows and keywords: {error}")
+
+
+def broken_off(error: Exception) -> Exception:
+    """An error that came when the gradient was there already: the adapter is brought back, whoever is to blame."""
+    return CallFailed(error.message) if isinstance(error, UserError) else error
 
 
 def in_callers_words(error: Exception) -> Exception:

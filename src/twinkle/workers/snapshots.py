@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,6 +11,7 @@ import structlog
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
+from twinkle.core.ids import new_id
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.adapters.snapshots import Snapshot, SnapshotStore
 from twinkle.storage.blobs import SNAPSHOTS, BlobStore, day_of
@@ -104,10 +104,12 @@ class Snapshots:
             _log.warning("snapshot.prune_failed", adapter=adapter, error=str(error), next="housekeeping prunes it")
 
     def _stored(self, adapter: str, seq: int, data: bytes, *, is_start: bool) -> Snapshot:
-        """The key names the content: a holder that has lost its mesh and writes late replaces nobody's bytes."""
-        digest = hashlib.sha256(data).hexdigest()
+        """The key is this copy's alone: a holder that has lost its mesh and writes late replaces nobody's bytes.
+
+        Nor does what it wrote go where the same bytes of somebody else are given up.
+        """
         now = self.clock.now()
-        key = f"{SNAPSHOTS}{day_of(now)}/{adapter.replace(':', '/')}/{seq}-{digest[:32]}.safetensors"
+        key = f"{SNAPSHOTS}{day_of(now)}/{adapter.replace(':', '/')}/{seq}-{new_id()}.safetensors"
         self.blobs.put(key, data)
         self._read_back(key, data)
         return Snapshot(adapter=adapter, seq=seq, blob=key, size_bytes=len(data), created_at=now, is_start=is_start)

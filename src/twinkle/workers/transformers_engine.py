@@ -16,7 +16,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.parameters import note_steps
-from twinkle.model.fused.training import AdamParams
+from twinkle.model.fused.training import AdamParams, TrainOutcome
 from twinkle.model.script_state import Script
 from twinkle.model.whole.core import WholeModelCore
 from twinkle.module.lora import LoraAdapter, LoraConfig
@@ -30,7 +30,7 @@ from twinkle.wire.tensors import Array, Csr
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.loading import load_served
-from twinkle.workers.script_passes import CalledPass, begin_pass, in_callers_words
+from twinkle.workers.script_passes import CalledPass, begin_pass, broken_off, in_callers_words
 from twinkle.workers.scripts import Scripts, note_failure
 from twinkle.workers.whole_scripts import WholeScripts
 from twinkle.workers.wire_forms import sample_output, sampler_request, train_job, wire_result
@@ -93,10 +93,10 @@ class TransformersEngine:
         called: dict[int, CalledPass] = {}
         works: dict[int, Work] = {}
         for index, item in enumerate(passes):
-            if isinstance(item.body, ForwardBackwardBody):
-                works[index] = train_job(item, _lora(item.state), item.body, base_adapter=self.scripts.base_adapter)
-                continue
             try:
+                if isinstance(item.body, ForwardBackwardBody):
+                    works[index] = train_job(item, _lora(item.state), item.body, base_adapter=self.scripts.base_adapter)
+                    continue
                 called[index] = begin_pass(self.scripts, _script_of(item.state), item.body, item.cache_group)
                 fused = called[index].fused
                 if fused is not None:
@@ -109,11 +109,8 @@ class TransformersEngine:
             outcome = outcomes.get(index)
             if isinstance(outcome, Exception):
                 answers[index] = in_callers_words(outcome) if index in called else outcome
-            elif isinstance(item.body, ForwardBackwardBody):
-                assert outcome is not None
-                answers[index] = wire_result(outcome, item.body)
             elif index not in answers:
-                answers[index] = called[index].finish(outcome)
+                answers[index] = _finished(outcome, item.body, called.get(index))
         return [answers[index] for index in range(len(passes))]
 
     def call(self, state: Trained, call: Call) -> bytes:
@@ -269,6 +266,18 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+def _finished(outcome: TrainOutcome | None, body: ForwardBackwardBody | Call, called: CalledPass | None) -> PassAnswer:
+    """What a pass that has run is answered. Should that fail, it is its own affair; its gradient is there already."""
+    try:
+        if isinstance(body, ForwardBackwardBody):
+            assert outcome is not None
+            return wire_result(outcome, body)
+        assert called is not None
+        return called.finish(outcome)
+    except Exception as error:  # noqa: BLE001 - as above
+        return broken_off(error)
 
 
 def _lora_config(config: AdapterConfig) -> LoraConfig:

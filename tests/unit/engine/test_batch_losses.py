@@ -1,6 +1,7 @@
 """Jobs whose loss compares datums: the same bits in company, their own failures, and what is refused."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch, num_passes
 from twinkle.core.errors import InvalidInput, UserError
 from twinkle.loss import LOSSES, create_loss
+from twinkle.model.fused import batch_jobs
 from twinkle.model.fused import model as fused_model
 from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig, Segment
@@ -141,6 +143,36 @@ def test_a_loss_that_cannot_be_computed_fails_its_job_alone(load_model):
 
 
 WITH_ENTROPY = [name for name, rules in BATCH_LOSSES.items() if "entropy_coef" in rules.settings]
+
+
+def test_as_many_candidates_for_a_token_are_in_every_datum(load_model):
+    model = load_model()
+    job = make_job(model, "GKDLoss")
+    last = job.data[-1]
+    wider = {name: np.repeat(values, 2, axis=1) if values.ndim == 2 else values for name, values in last.inputs.items()}
+
+    [refusal] = model.forward_backward([replace(job, data=(*job.data[:-1], Datum(last.tokens, wider)))])
+
+    assert isinstance(refusal, InvalidInput) and refusal.field == "data[3].loss_fn_inputs.target_tokens"
+    assert "has 6 candidates for each token, data[0] has 3" in refusal.message
+
+
+@pytest.mark.parametrize("step", ["of", "scoring"])
+def test_whatever_one_jobs_datums_provoke_is_its_own_trouble(step, load_model, make_datum, monkeypatch):
+    """Before anything of it goes through the model, too."""
+    model = load_model()
+    adapter, broken = model.create_adapter(CONFIG), make_job(model, "DPOLoss")
+    neighbour = TrainJob(adapter, (make_datum(np.random.default_rng(9), 30),), "ppo")
+
+    def fail(*arguments):
+        raise RuntimeError("sizes must match")
+
+    monkeypatch.setattr(batch_jobs._Batch, step, fail)
+    outcomes = model.forward_backward([broken, neighbour, make_pairs(model)])
+
+    assert isinstance(outcomes[0], RuntimeError) and "sizes must match" in str(outcomes[0])
+    assert not any(isinstance(outcome, Exception) for outcome in outcomes[1:])
+    assert adapter.has_gradients and not broken.adapter.has_gradients
 
 
 @pytest.mark.parametrize("name", WITH_ENTROPY)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.sdk_surface import client_flags, unknown_fields, unknown_protobuf_fields, unknown_routes
+from harness.sdk_surface import (
+    client_flags,
+    unknown_fields,
+    unknown_parameters,
+    unknown_protobuf_fields,
+    unknown_routes,
+)
 from twinkle.core.client_flags import ClientFlags
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.md"
@@ -58,6 +64,10 @@ UNUSED_MESSAGES = {"SamplingParams", "StopStrings", "StopTokens"}
 
 def test_every_route_of_the_sdk_is_served() -> None:
     assert unknown_routes() == []
+
+
+def test_every_parameter_of_the_sdk_is_read_but_for_the_scope_of_an_account_that_is_one_tenant() -> None:
+    assert {parameter.partition("?")[2] for parameter in unknown_parameters()} == {"access_scope"}
 
 
 def test_every_field_of_the_sdk_is_known_but_for_those_of_what_is_not_there() -> None:

@@ -15,8 +15,10 @@ import transformers
 from harness.called_engine import Called, twinkle_config
 from harness.training import make_rows
 from twinkle.core.adapter import AdapterConfig
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import CallFailed, InvalidInput
 from twinkle.model import MultiLoraTransformersModel
+from twinkle.model.fused.script_pass import ScriptPass
+from twinkle.model.fused.training import TrainOutcome
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
@@ -200,6 +202,33 @@ def test_passes_of_both_dialects_share_device_passes_and_each_has_the_bits_it_ha
         assert isinstance(answer, CallAnswer)
         assert json.loads(answer.body)["result"] == told
         assert torch.equal(called.grad, lonely.grad)
+
+
+def test_what_is_wrong_with_one_pass_once_it_has_run_is_told_of_that_one_and_brings_its_adapter_back(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, alone, broken = (Called(engine, twinkle_config(seed=9)) for _ in range(3))
+    for called in (healthy, alone, broken):
+        _set_up(called, "CrossEntropyLoss")
+    told = alone("forward_backward", inputs=ROWS)
+    tinker, tinker_alone = _tinker_pass(engine, 1), _tinker_pass(engine, 1)
+    [of_tinker_alone] = engine.run_passes([tinker_alone])
+    take = ScriptPass.take
+
+    def break_off(fused: ScriptPass, outcome: TrainOutcome) -> None:
+        if fused.group is broken.script.group:
+            raise KeyError("a column")
+        take(fused, outcome)
+
+    monkeypatch.setattr(ScriptPass, "take", break_off)
+    passes = [called.as_pass("forward_backward", inputs=ROWS) for called in (broken, healthy)]
+
+    failed, answer, of_tinker = engine.run_passes([*passes, tinker])
+
+    assert isinstance(failed, CallFailed) and "a column" in failed.message
+    assert isinstance(answer, CallAnswer) and json.loads(answer.body)["result"] == told
+    assert torch.equal(healthy.grad, alone.grad)
+    assert np.array_equal(of_tinker.logprobs[0], of_tinker_alone.logprobs[0])  # type: ignore[union-attr]
 
 
 def test_a_window_of_two_passes_steps_once_and_parking_in_it_changes_nothing(engine: TransformersEngine) -> None:

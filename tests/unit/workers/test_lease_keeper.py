@@ -11,6 +11,7 @@ from harness.journal import MESH, identity
 from harness.polling import wait_until
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
+from twinkle.core.mesh import MeshCapabilities
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.workers.lease_keeper import LeaseKeeper
@@ -27,6 +28,12 @@ class WatchedMeshes(Meshes):
         super().__init__(database, clock)
         self.num_renewed = 0
         self.errors: list[Exception] = []
+        self.unheard: list[Exception] = []
+
+    def publish(self, lease: Lease, capabilities: MeshCapabilities) -> None:
+        if self.unheard:
+            raise self.unheard.pop()
+        super().publish(lease, capabilities)
 
     def renew(self, lease: Lease, *, lease_s: float) -> None:
         if self.errors:
@@ -77,6 +84,18 @@ def test_who_holds_the_memory_of_the_device_is_said_with_a_renewal(meshes: Watch
     for held in ({"base model": 7}, {"base model": 7, "adapters": 2}):
         keeper.note_memory(held)
         wait_until(lambda held=held: meshes.census()[0].memory_held == held, what="word of its memory")
+
+
+def test_what_could_not_be_said_with_a_renewal_is_said_with_the_next(
+    meshes: WatchedMeshes, keeper: LeaseKeeper
+) -> None:
+    assert keeper.try_acquire() is not None
+    meshes.unheard.append(StorageUnavailable("away"))
+
+    keeper.note_memory({"base model": 7})
+
+    wait_until(lambda: meshes.census()[0].memory_held == {"base model": 7}, what="word of its memory")
+    assert meshes.unheard == []
 
 
 def test_who_lost_the_mesh_forgets_its_lease(meshes: WatchedMeshes, keeper: LeaseKeeper) -> None:

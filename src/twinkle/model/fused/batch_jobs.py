@@ -66,18 +66,21 @@ def run_with_batches(
         run_embedded: Runs a job whose loss compares embeddings.
     """
     rounds = _Rounds(run)
+    embedded: dict[int, TrainJob] = {}
     for index, job in enumerate(jobs):
         try:
-            if isinstance(job, TrainJob) and job.loss in BATCH_LOSSES:
-                judge(job)
-                if compares_embeddings(job):
-                    rounds.outcomes[index] = yield from run_embedded(job)
-                else:
-                    rounds.take_batch(index, _Batch.of(job))
-            else:
+            if not isinstance(job, TrainJob) or job.loss not in BATCH_LOSSES:
                 rounds.take(index, job)
-        except UserError as error:
-            rounds.outcomes[index] = error
+                continue
+            judge(job)
+            if compares_embeddings(job):
+                embedded[index] = job
+            else:
+                rounds.take_batch(index, _Batch.of(job))
+        except Exception as error:  # noqa: BLE001 - what one job's datums provoke must not reach its neighbours
+            rounds.outcomes[index] = _without_frames(error)
+    for index, job in embedded.items():
+        rounds.outcomes[index] = yield from run_embedded(job)
     yield from rounds.score()
     yield from rounds.finish()
     return [rounds.outcomes[index] for index in range(len(jobs))]
@@ -110,15 +113,22 @@ class _Rounds:
 
     def score(self) -> Slices[None]:
         """The first round: logprobs, and what they make of the second."""
-        scored = yield from _run_some([each.scoring() for each in self._compared.values()], self._run)
-        for (index, each), scores in zip(self._compared.items(), scored, strict=True):
+        scoring: dict[int, TrainJob] = {}
+        for index, each in self._compared.items():
+            try:
+                scoring[index] = each.scoring()
+            except Exception as error:  # noqa: BLE001 - as below
+                self.outcomes[index] = _without_frames(error)
+        scored = yield from _run_some(list(scoring.values()), self._run)
+        for index, scores in zip(scoring, scored, strict=True):
+            each = self._compared[index]
             self.outcomes[index] = scores
             if isinstance(scores, Exception):
                 continue
             try:
                 carrier = each.carrier_of(scores)
             except Exception as error:  # noqa: BLE001 - what one job's numbers provoke must not reach its neighbours
-                self.outcomes[index] = error if isinstance(error, TwinkleError) else error.with_traceback(None)
+                self.outcomes[index] = _without_frames(error)
                 continue
             batch = self._batches.get(index)
             if batch is not None:
@@ -137,6 +147,11 @@ class _Rounds:
                 self.outcomes.setdefault(index, _told(outcome, outcome.loss))
             else:
                 self.outcomes[index] = outcome
+
+
+def _without_frames(error: Exception) -> Exception:
+    """An error without what its frames hold; one that was raised on purpose holds nothing large."""
+    return error if isinstance(error, TwinkleError) else error.with_traceback(None)
 
 
 def _run_some(jobs: Sequence[TrainJob], run: RunJobs) -> Slices[list[Outcome]]:

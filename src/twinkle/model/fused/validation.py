@@ -88,6 +88,8 @@ def validate_batch(
     _validate_data(job, vocab_size, max_context_length, picture_rules)
     for index, datum in enumerate(job.data):
         _validate_row(f"data[{index}].loss_fn_inputs", datum, job.loss, rules, vocab_size)
+    if rules.top_k_targets:
+        _validate_candidates(job)
 
 
 def validate_adam(params: AdamParams) -> None:
@@ -195,6 +197,18 @@ def _validate_row(field: str, datum: Datum, name: str, rules: BatchLossRules, vo
             values = datum.inputs[key]
             alone = values.shape == (1,) and not rules.top_k_targets
             _validate_values(f"{field}.{key}", values, values.shape if alone else targets.shape)
+
+
+def _validate_candidates(job: TrainJob) -> None:
+    """The loss is one of a batch, whose tokens have as many candidates in every datum."""
+    numbers = [datum.inputs[TARGETS].shape[1] for datum in job.data]
+    for index, number in enumerate(numbers):
+        if number != numbers[0]:
+            raise InvalidInput(
+                f"data[{index}].loss_fn_inputs.{TARGETS}",
+                f"has {number} candidates for each token, data[0] has {numbers[0]}; send as many for every datum,"
+                " or one operation for each number",
+            )
 
 
 def _validate_traced(field: str, datum: Datum, graph: LossGraph, vocab_size: int) -> None:

@@ -32,6 +32,12 @@ class Committed:
     ended_before: list[Outcome] = field(default_factory=list)
     not_held: list[Outcome] = field(default_factory=list)
 
+    def add(self, others: Committed) -> None:
+        """Take in what another commit made of others."""
+        self.recorded += others.recorded
+        self.ended_before += others.ended_before
+        self.not_held += others.not_held
+
     def note(self, outcome: Outcome, state: OperationState | None) -> None:
         """Put an outcome where it belongs; ``state`` is the one that kept it out."""
         if state is None:
