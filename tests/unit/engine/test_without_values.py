@@ -113,6 +113,13 @@ def test_clients_own_losses_are_waited_for_once_in_a_pass(
     assert reads["fetch"] == 2
 
 
+def test_a_fresh_adapter_goes_there_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = valueless_model(FAMILIES["qwen3-moe"](), monkeypatch)
+    with Crossings() as crossings:
+        model.create_adapter(LoraConfig(rank=4, seed=1))
+    assert crossings.counts.total() == 1, crossings.counts
+
+
 def test_an_optimizer_step_reads_the_norm_alone(make_datum: MakeDatum, monkeypatch: pytest.MonkeyPatch) -> None:
     model, reads = valueless_model(FAMILIES["qwen3"](), monkeypatch)
     (job,) = jobs_of(model, make_datum, ("cross_entropy",))
