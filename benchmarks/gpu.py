@@ -1,6 +1,7 @@
 """The engine on a GPU, in one command and ten minutes: its tests there, what it is worth against plain PEFT, and goals.
 
-    python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ...] [--budget-s 540] [--output FILE]
+    python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ... [--add]] [--budget-s 540]
+                             [--output FILE]
 
 It needs torch, transformers, peft, pytest and psutil, and none of the queue's packages; where these are there, a step
 through the service is measured, too, and what the queue costs; where vLLM is, it samples beside ours. The model has the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
 import signal
 import statistics
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -34,6 +37,8 @@ import sampling
 from fusion import check_same_loss, speed_ratio, tokens_per_s
 from fusion_sides import ENGINE_WAYS, PEFT_WAYS, Ask, EngineSide, Load, Pass, PeftSide, SideProcess, Way
 from gpu_goals import as_json, goals_of, peak_share
+from gpu_profile import profiles
+from gpu_scale import FULL, LARGER, SHORT, Scale
 from machine import load_average, machine_facts
 from measures import rounded
 
@@ -47,67 +52,8 @@ LEAST_S = 30.0
 """With less left no further part is begun."""
 GRACE_S = 45.0
 """After the budget a part at work is broken off, so that the whole ends within ten minutes."""
-TESTS_PART = 0.5
-"""Of the time left that the tests may take: what is measured is to have the rest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How much of everything."""
-
-    config: dict[str, int]
-    fusion: tuple[Load, ...]
-    step: tuple[Load, ...]
-    rounds: int
-    new_tokens: int
-    ranks: tuple[int, ...]
-
-
-FULL = Scale(
-    config={
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-    },
-    fusion=tuple(Load(tenants=count, tokens=tokens) for tokens in (32, 128, 512) for count in (1, 4, 16)),
-    step=(Load(tenants=8, tokens=128), Load(tenants=8, tokens=1024)),
-    rounds=7,
-    new_tokens=64,
-    ranks=(8, 64),
-)
-SHORT = Scale(
-    config={
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-    },
-    fusion=(Load(tenants=1, tokens=32), Load(tenants=4, tokens=32)),
-    step=(Load(tenants=2, tokens=32),),
-    rounds=2,
-    new_tokens=4,
-    ranks=(8,),
-)
-
-
-LARGER = {
-    "4b": {
-        **FULL.config,
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-    }
-}
+SHARES = {"tests": 0.4, "profile": 0.3, "training": 0.5, "switching": 0.3, "sampling": 0.6}
+"""Of the time left that a part may take, so that those after it have some."""
 
 
 @dataclass
@@ -154,6 +100,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a tiny model, few cells, few rounds")
     parser.add_argument("--size", choices=["0.6b", *LARGER], default="0.6b", help="the shape of the base model")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="instead of all")
+    parser.add_argument("--add", action="store_true", help="keep the other parts of the result that is there already")
     parser.add_argument("--budget-s", type=float, default=540.0, help="no part begins after this")
     parser.add_argument("--output", type=Path, help="instead of results/<device>.json")
     arguments = parser.parse_args()
@@ -175,6 +122,8 @@ def main() -> int:
             output=arguments.output or RESULTS / f"{_file_name(name)}.json",
             ends_at=started + arguments.budget_s,
         )
+        if arguments.add and run.output.exists():
+            run.result |= json.loads(run.output.read_text())
         run.add("benchmark", "gpu")
         run.add("machine", {**machine_facts(PACKAGES), **device_facts(arguments.device)})
         run.add("load_average", load_average())
@@ -183,7 +132,7 @@ def main() -> int:
         failed = run_parts(run, {name: PARTS[name] for name in arguments.parts})
         goals = goals_of(run.result)
         run.add("goals", as_json(goals))
-        run.add("duration_s", round(time.monotonic() - started))
+        run.add("duration_s", {**_durations(run.result), ", ".join(arguments.parts): round(time.monotonic() - started)})
     print("\n".join(goal.line for goal in goals))
     print(f"written to {run.output}")
     return int(bool(failed))
@@ -199,9 +148,10 @@ def run_parts(run: Run, parts: Mapping[str, Part]) -> list[str]:
         if run.left_s < LEAST_S:
             run.add(name, {"skipped": f"{run.left_s:.0f} s were left"})
             continue
+        own = replace(run, ends_at=time.monotonic() + SHARES.get(name, 1.0) * run.left_s)
         try:
-            with broken_off_after(run.left_s + GRACE_S):
-                value = part(run)
+            with broken_off_after(own.left_s + GRACE_S):
+                value = part(own)
         except Exception as error:  # noqa: BLE001 - the border: the hour with a device is worth more than one part
             value = {"failed": f"{type(error).__name__}: {error}"}
         run.add(name, value)
@@ -263,7 +213,7 @@ def run_tests(run: Run) -> dict[str, object]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=max(run.left_s * TESTS_PART, 1.0),
+        timeout=max(run.left_s, 1.0),
     )
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     summary = lines[-1] if lines else done.stderr.strip()[-400:]
@@ -282,8 +232,8 @@ def measure_training(run: Run) -> dict[str, object]:
     ):
         ways: tuple[Way, ...] = (*ENGINE_WAYS, *PEFT_WAYS)
         asked = [(peft if way.startswith("peft") else engine, way) for way in ways]
-        fusion = _cells(run, run.scale.fusion, asked, "fused", against="peft_switching")
         step = _cells(run, run.scale.step, [(engine, "step"), (peft, "peft_step")], "step", against="peft_step")
+        fusion = _cells(run, run.scale.fusion, asked, "fused", against="peft_switching")
     return {"fusion": fusion, "step": step}
 
 
@@ -365,7 +315,7 @@ def measure_sampling(run: Run) -> list[dict[str, object]]:
         run.home,
         threads=1,
         num_tokens=run.scale.new_tokens,
-        num_rounds=min(run.scale.rounds, 3),
+        num_rounds=min(run.scale.rounds, 2),
         device=run.device,
         until=run.ends_at - LEAST_S,
     )
@@ -375,6 +325,12 @@ def measure_sampling(run: Run) -> list[dict[str, object]]:
         else {"requests": num_requests, "skipped": "no time was left"}
         for num_requests, times in rounds.items()
     ]
+
+
+def measure_launches(run: Run) -> list[dict[str, object]]:
+    """What a pass and a step of tokens are made of."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(profiles, run.model, (run.scale.fusion[0], run.scale.fusion[1]), run.device).result()
 
 
 def measure_switching(run: Run) -> list[dict[str, object]]:
@@ -387,15 +343,22 @@ def measure_switching(run: Run) -> list[dict[str, object]]:
 
 PARTS: dict[str, Part] = {
     "tests": run_tests,
+    "profile": measure_launches,
     "training": measure_training,
-    "sampling": measure_sampling,
     "switching": measure_switching,
+    "sampling": measure_sampling,
     "queue": measure_queue,
 }
 
 
 def _median_ms(passes: Sequence[Pass]) -> float:
     return rounded(1000 * statistics.median(one.wall_s for one in passes))
+
+
+def _durations(result: Mapping[str, object]) -> Mapping[str, float]:
+    """What earlier runs took that added to this result."""
+    known = result.get("duration_s")
+    return known if isinstance(known, dict) else {}
 
 
 def _file_name(device: str) -> str:

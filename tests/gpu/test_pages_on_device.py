@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from twinkle.module.scaled_attention import AttentionForm, attend
 from twinkle.module.varlen import Ends
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 from twinkle.sampler.cache_kinds import ContiguousCaches, PagedCaches, caches_for
+
+attention = pytest.importorskip("torch.nn.attention.varlen")
+if "block_table" not in inspect.signature(attention.varlen_attn).parameters:
+    pytest.skip(f"the kernel of torch {torch.__version__} reads no pages", allow_module_level=True)
 
 HEADS, GROUPS, SIZE = 8, 2, 64
 LENGTHS = (1, PAGE_TOKENS, 3 * PAGE_TOKENS + 17, 40)

@@ -97,8 +97,8 @@ def test_a_replay_gives_what_is_promised(bench: Any) -> None:
             np.testing.assert_array_equal(one, two)
 
 
-def num_waits(act: Callable[[], object]) -> int:
-    """How often the host waited for the GPU."""
+def waits(act: Callable[[], object]) -> list[str]:
+    """Where the host waited for the GPU, each time."""
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -107,7 +107,7 @@ def num_waits(act: Callable[[], object]) -> int:
             act()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in seen)
+    return [f"{each.filename}:{each.lineno}" for each in seen if "called a synchronizing" in str(each.message)]
 
 
 @pytest.mark.gpu
@@ -122,11 +122,12 @@ def test_a_pass_waits_as_often_for_many_datums_as_for_one(
     for job in jobs:
         bench.run([job])  # what is looked up once
         adapter.clear_gradients()
-    counts = []
+    found = []
     for job in jobs:
-        counts.append(num_waits(lambda job=job: bench.run([job])))
+        found.append(waits(lambda job=job: bench.run([job])))
         adapter.clear_gradients()
-    assert counts[0] == counts[1] <= 2
+    assert found[0] == found[1]
+    assert len(found[0]) <= 3  # the values of two dtypes, and whether the gradient is finite
 
 
 @pytest.mark.gpu
@@ -147,7 +148,7 @@ def test_a_step_of_tokens_waits_for_no_pass_of_its_own(load: Callable[[str], Any
         )
     for _ in range(4):
         sampler.step()  # what is looked up once
-    assert num_waits(sampler.step) == 0
+    assert waits(sampler.step) == []
 
 
 @pytest.mark.gpu
@@ -155,7 +156,7 @@ def test_an_optimizer_step_waits_for_its_norm_alone(load: Callable[[str], Any]) 
     bench = load("cuda")
     adapter = bench.adapter(1)
     bench.run([bench.job(adapter, 30)])
-    assert num_waits(lambda: bench.model.optim_step(adapter, AdamParams())) <= 2
+    assert len(waits(lambda: bench.model.optim_step(adapter, AdamParams()))) <= 2
 
 
 @pytest.mark.gpu
@@ -171,7 +172,7 @@ def test_a_recovery_point_is_copied_without_a_wait_and_is_what_was_there(load: C
         for buffer in (adapter.params, adapter.exp_avg, adapter.exp_avg_sq):
             buffer.fill_(-1.0)
 
-    assert num_waits(copy_and_change) == 0
+    assert waits(copy_and_change) == []
     assert copies[0].data() == written
 
 

@@ -99,10 +99,10 @@ class Reads(Counter[str]):
         self["fetch"] += bool(tensors)
         return [np.zeros(tensor.shape, np.float32) for tensor in tensors]
 
-    def all_finite(self, buffer: torch.Tensor) -> bool:
-        """Whether a job's gradient is finite."""
-        self["all_finite"] += 1
-        return True
+    def all_finite(self, buffers: Sequence[torch.Tensor]) -> list[bool]:
+        """Whether jobs' gradients are finite."""
+        self["all_finite"] += bool(buffers)
+        return [True] * len(buffers)
 
     def l2_norm(self, buffer: torch.Tensor) -> float:
         """The norm of an adapter's gradient."""
@@ -122,6 +122,7 @@ def valueless_model(
     patch.setattr("twinkle.model.fused.adam.l2_norm", reads.l2_norm)
     patch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
     patch.setattr("twinkle.module.packed_attention.kernel_for", packed_kernel_for)
+    patch.setattr("twinkle.module.norms._is_same", lambda norm, form, eps: True)
     patch.setattr(FusedLoraModel, "_check", lambda model, probe: None)
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -235,6 +235,11 @@ class LoraAdapter:
             buffers.append(self._compute)
         return sum(buffer.nbytes for buffer in buffers)
 
+    @property
+    def address(self) -> int:
+        """Where the flat buffer begins that a forward pass reads."""
+        return self._compute.data_ptr()
+
     def initialize(self) -> None:
         """Draw A from the config's seed alone (kaiming uniform with a = sqrt 5) and set B to zero."""
         generator = torch.Generator().manual_seed(self.config.seed)

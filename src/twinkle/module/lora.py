@@ -1,7 +1,7 @@
 """The LoRA pool: every trainable layer of the base model is replaced once, adapters come and go as data.
 
 How rows of many adapters share a layer: ``segmented`` for a Linear, ``experts`` for a mixture of experts, ``stacked``
-for both where a device has grouped products.
+for both where a device has grouped products, ``lora_tables`` for a Linear where it has our kernels.
 
 Shapes: T packed tokens, I inputs, O outputs.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -31,6 +32,7 @@ from twinkle.module.adapter import (
 )
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import fits_kernel, supports_grouped_products
+from twinkle.module.lora_tables import Places, TabledRoute, kernels_for
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
@@ -102,9 +104,15 @@ class LoraPool:
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
-        if _are_grouped(targets, self._device, self._compute_dtype):
+        self._kernels = kernels_for(self._device.type, self._compute_dtype)
+        self._places: Places | None = None
+        within = [target for target in targets if target.kind != "unembed"]
+        if self._kernels is not None:
+            self._places = Places([target.path for target in within if target.num_experts is None])
+            within = [target for target in within if target.num_experts is not None]
+        if _are_grouped(within, self._device, self._compute_dtype):
             self.stacks = AdapterStacks(
-                {target.path: _stack_shape(target) for target in targets if target.kind != "unembed"},
+                {target.path: _stack_shape(target) for target in within},
                 device=self._device,
                 dtype=self._compute_dtype,
                 room=lambda: self._memory.room_for_guests,
@@ -194,6 +202,13 @@ class LoraPool:
 
         The pass is about to take ``beside_bytes`` of the device's memory.
         """
+        others = partial(self._route_of_others, segments, num_rows, beside_bytes)
+        if self._places is None:
+            return others()
+        return TabledRoute(segments, num_rows, self._places, kernels=self._kernels, device=self._device, others=others)
+
+    def _route_of_others(self, segments: Sequence[Segment], num_rows: int, beside_bytes: int) -> RoutedPass:
+        """Of layers that no kernels read in place."""
         if self.stacks is None:
             return Route(segments, self._looped)
         return StackedRoute(

@@ -93,7 +93,7 @@ def _tried(
         dtype=dtype,
         head_size=head_size,
         event="device.no_paged_attention_kernel",
-        instead="such layers read the pages of each sequence apart, or the cache has none",
+        instead="what lies in pages is laid side by side, or each sequence attended apart, slower",
     )
 
 

@@ -228,7 +228,8 @@ class RotaryTable(torch.nn.Module):
             start = block * POSITIONS_PER_BLOCK
             # Blocks of one size below the grain: no thread boundary, no remainder.
             positions = torch.arange(start, start + POSITIONS_PER_BLOCK, device=x.device)
-            angles = self.rotary(x.detach(), positions[None], **kind)
+            # On as many axes as are asked for: some releases of transformers know no fewer.
+            angles = self.rotary(x.detach(), positions.expand(*position_ids.shape[:-2], 1, -1), **kind)
             table.fill(block, [part[0] for part in (angles if isinstance(angles, tuple) else (angles,))])
         looked_up = tuple(self._look_up(part_TD, position_ids) for part_TD in table.parts_TD)
         return looked_up if len(looked_up) > 1 else looked_up[0]

@@ -161,7 +161,7 @@ def first_right(
             return kernel
         failures.append(str(failure).partition("\n")[0])  # What torch says, without its stack.
     if is_quick(device_type, dtype):
-        reasons = failures or [f"torch {torch.__version__} has no {MODULE}"]
+        reasons = list(dict.fromkeys(failures)) or [f"torch {torch.__version__} has no {MODULE}"]
         _log.warning(event, head_size=head_size, dtype=str(dtype), reasons=reasons, next=instead)
     return None
 
@@ -180,8 +180,13 @@ def torch_kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Te
 
 
 def ways_to_call(function: Callable[..., torch.Tensor] | None) -> list[Callable[..., torch.Tensor]]:
-    """With the splits told, and without, for kernels that have none."""
-    return [] if function is None else [partial(function, num_splits=1), function]
+    """With the splits told, without, for kernels that have none, and without a word of shared heads."""
+    return [] if function is None else [partial(function, num_splits=1), function, partial(_sharing_unasked, function)]
+
+
+def _sharing_unasked(function: Callable[..., torch.Tensor], *sides: object, **options: object) -> torch.Tensor:
+    """The call as torch 2.11 takes it: it knows no ``enable_gqa``, and its kernel shares heads by their numbers."""
+    return function(*sides, **{name: value for name, value in options.items() if name != "enable_gqa"})
 
 
 def _failure(

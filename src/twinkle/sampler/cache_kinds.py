@@ -1,4 +1,4 @@
-"""Which kind of cache a model is sampled with: pages where a device has a kernel for them, else contiguous buffers."""
+"""Which cache a model is sampled with: pages where one call attends to all sequences, else contiguous buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import Segment
 from twinkle.module.paged_varlen import PAGE_TOKENS, paged_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
-from twinkle.module.varlen import is_quick
+from twinkle.module.varlen import is_quick, kernel_for
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.caches import Cache, Caches, CachingAttention, Piece, bytes_of_states
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache
@@ -108,7 +108,7 @@ class PagedCaches:
 
 
 class _Asking(CachedAttention):
-    """Attends as ever, and asks whether there is a kernel that reads pages for any layer."""
+    """Attends as ever, and asks whether there is a kernel for all sequences of any layer."""
 
     has_kernel = False
 
@@ -121,13 +121,16 @@ class _Asking(CachedAttention):
         *,
         form: AttentionForm,
     ) -> torch.Tensor:
-        self.has_kernel |= paged_kernel_for(query_1HTD, key_1GTD, form) is not None
+        self.has_kernel |= form.chunk is None and (
+            paged_kernel_for(query_1HTD, key_1GTD, form) is not None
+            or kernel_for(query_1HTD, key_1GTD, form) is not None
+        )
         return super().__call__(layer_index, query_1HTD, key_1GTD, value_1GTD, form=form)
 
 
 @torch.inference_mode()
 def caches_for(model: FusedLoraModel) -> Caches:
-    """Returns pages where some layer has a kernel for them, which a pass over one token finds out."""
+    """Returns pages where some layer has a kernel for packed sequences, which a pass over one token finds out."""
     if is_quick(model.device.type, model.dtype):
         cache = SequenceCache()
         cache.reserve(1)

@@ -1,11 +1,13 @@
 """Attention of a packed pass over pages: what all pieces write goes to its place with one kernel a layer.
 
-One call for all pieces where the device has a kernel that reads pages (``twinkle.module.paged_varlen``); for layers
-that it does not know, each piece's keys and values are gathered and attended by themselves. Where things lie is told
+One call for all pieces where the device has a kernel that reads pages (``twinkle.module.paged_varlen``). Where it has
+one for packed sequences alone (``twinkle.module.varlen``), keys and values are laid side by side first, with one kernel
+a layer. For layers that neither knows, each piece's are gathered and attended by themselves. Where things lie is told
 to the device once a pass.
 
 Shape suffixes: H query heads, G key-value heads, T packed tokens, N pages, P positions of a page, M pages of a row of
-the table, R rows of it (a piece each), S tokens of the sequence so far, D head size; 2 is keys, values.
+the table, R rows of it (a piece each), S tokens of the sequence so far, K those of all pieces, D head size; 2 is keys,
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from twinkle.infra.sending import send
 from twinkle.module.packed_attention import SequenceRecords
 from twinkle.module.paged_varlen import PagedKeys, paged_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
-from twinkle.module.varlen import Ends
+from twinkle.module.varlen import Ends, Kernel, attend_packed, kernel_for
 from twinkle.sampler.attention import PieceByPiece
 from twinkle.sampler.caches import CachedStates, Piece, blocks_for
 from twinkle.sampler.paged_cache import PagedCache
@@ -41,9 +43,11 @@ class PagedAttention:
         self._pool = pool
         self._pieces = pieces
         self._apart = PieceByPiece(pieces, device)
-        self._slots_T = send(_slots(pieces, pool.page_tokens), torch.int64, device)
+        self._slots_T = send(_slots(pieces, pool.page_tokens, [piece.start for piece in pieces]), torch.int64, device)
         self._queries = Ends([piece.num_tokens for piece in pieces], device)
         self._keys = PagedKeys([piece.end for piece in pieces], _table(pieces, pool.page_tokens), device)
+        self._side_by_side: dict[int | None, tuple[torch.Tensor, Ends]] = {}
+        self._device = device
 
     def __call__(
         self,
@@ -60,6 +64,9 @@ class PagedAttention:
         if kernel is not None:
             query_THD = query_1HTD[0].transpose(0, 1)
             return kernel.attend(query_THD, *layer_2NPGD.unbind(0), queries=self._queries, keys=self._keys, form=form)
+        packed = None if form.chunk is not None else kernel_for(query_1HTD, key_1GTD, form)
+        if packed is not None:
+            return self._attend_side_by_side(packed, layer_2NPGD, query_1HTD, form)
         held = partial(self._held, layer_2NPGD)
         return self._apart.attend(query_1HTD, held, num_groups=key_1GTD.shape[1], form=form)
 
@@ -81,6 +88,19 @@ class PagedAttention:
         layer_2NPGD.flatten(1, 2).index_copy_(1, self._slots_T, kv_21GTD[:, 0].transpose(1, 2))
         return layer_2NPGD
 
+    def _attend_side_by_side(
+        self, kernel: Kernel, layer_2NPGD: torch.Tensor, query_1HTD: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
+        if form.window not in self._side_by_side:
+            firsts = [form.first_key(piece.start) for piece in self._pieces]
+            lengths = [piece.end - first for piece, first in zip(self._pieces, firsts, strict=True)]
+            slots_K = send(_slots(self._pieces, self._pool.page_tokens, firsts), torch.int64, self._device)
+            self._side_by_side[form.window] = slots_K, Ends(lengths, self._device)
+        slots_K, ends = self._side_by_side[form.window]
+        key_KGD, value_KGD = layer_2NPGD.flatten(1, 2).index_select(1, slots_K).unbind(0)
+        query_THD = query_1HTD[0].transpose(0, 1)
+        return attend_packed(kernel, query_THD, key_KGD, value_KGD, queries=self._queries, keys=ends, form=form)
+
     def _held(self, layer_2NPGD: torch.Tensor, row: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A piece's keys and values from position ``first`` on, each [1, G, S, D]."""
         end, page_tokens = self._pieces[row].end, self._pool.page_tokens
@@ -92,11 +112,11 @@ class PagedAttention:
         return key_1GSD, value_1GSD
 
 
-def _slots(pieces: Sequence[Piece[PagedCache]], page_tokens: int) -> np.ndarray:
-    """Where each packed token goes, counting the positions of all pages."""
+def _slots(pieces: Sequence[Piece[PagedCache]], page_tokens: int, firsts: Sequence[int]) -> np.ndarray:
+    """Where each piece's positions from its first on lie, counting the positions of all pages."""
     slots = []
-    for piece in pieces:
-        positions = np.arange(piece.start, piece.end)
+    for piece, first in zip(pieces, firsts, strict=True):
+        positions = np.arange(first, piece.end)
         slots.append(piece.cache.places()[positions // page_tokens] * page_tokens + positions % page_tokens)
     return np.concatenate(slots)
 

@@ -110,7 +110,12 @@ def test_a_share_of_the_peak_is_that_of_the_products_alone(gpu: ModuleType, goal
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_parts_that_take_long_measure(tmp_path: Path) -> None:
-    result = run_short(tmp_path / "cpu.json", "training", "sampling", "queue")
+    run_short(tmp_path / "cpu.json", "profile")
+    result = run_short(tmp_path / "cpu.json", "training", "sampling", "queue", "--add")
+
+    assert [cell["what"] for cell in result["profile"]] == ["pass", "pass", "token"]
+    assert all(cell["ms"] > 0 and cell["host_top"] for cell in result["profile"])
+    assert list(result["duration_s"]) == ["profile", "training, sampling, queue"]
 
     assert [(cell["tenants"], cell["tokens"]) for cell in result["training"]["fusion"]] == [(1, 32), (4, 32)]
     assert set(result["training"]["fusion"][0]["fused_against"]) == {
@@ -168,6 +173,19 @@ def test_a_part_that_takes_too_long_is_broken_off_and_says_so(
     written = json.loads(run.output.read_text())
     assert written["endless"]["failed"].startswith("TimeoutError: the time was up")
     assert written["late"]["skipped"].endswith("s were left")
+
+
+def test_a_part_leaves_time_to_those_after_it(gpu: ModuleType, tmp_path: Path) -> None:
+    run = new_run(gpu, tmp_path, left_s=1000.0)
+    left = {}
+
+    def noted(name: str) -> Any:
+        return lambda own: left.update({name: own.left_s})
+
+    gpu.run_parts(run, {name: noted(name) for name in gpu.PARTS})
+
+    assert left["tests"] < 401 and left["training"] < 501 and left["queue"] > 900
+    assert set(gpu.SHARES) < set(gpu.PARTS)
 
 
 def test_a_part_that_no_time_is_left_for_is_named(gpu: ModuleType, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""A whole model with grouped products, as an accelerator runs it, against the same model with the loop."""
+"""A whole model whose owners' products are made at once, as on an accelerator, against the same with the loop."""
 
 import numpy as np
 import pytest
 
+from harness.lora_kernels import LoraKernels
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
@@ -24,11 +25,17 @@ def train(model, make_datum):
     return [np.concatenate(outcome.logprobs) for outcome in outcomes], [job.adapter.grad for job in jobs]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
-def test_a_model_computes_the_same_with_grouped_products(family, base_dirs, load_model, make_datum, monkeypatch):
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3_5"])
+def test_a_model_computes_the_same_with_all_owners_at_once(
+    family, in_place, base_dirs, load_model, make_datum, monkeypatch
+):
     looped_logprobs, looped_gradients = train(load_model(family), make_datum)
+    kernels = LoraKernels() if in_place else None
     monkeypatch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
+    monkeypatch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: kernels)
     grouped_logprobs, grouped_gradients = train(FusedLoraModel.from_pretrained(str(base_dirs(family))), make_datum)
+    assert kernels is None or kernels.add_outer.num_calls > 0
 
     for looped, grouped in zip(looped_logprobs, grouped_logprobs, strict=True):
         np.testing.assert_allclose(grouped, looped, atol=1e-5)

@@ -47,6 +47,26 @@ def test_a_pass_reads_as_much_back_for_many_datums_as_for_one(
     assert one["scalars"] <= 1
 
 
+def test_a_pass_reads_as_much_back_for_many_tenants_as_for_one(
+    grouped_model: FusedLoraModel, make_datum: Callable[..., Datum]
+) -> None:
+    """Whether gradients are finite is asked for all of them at once."""
+    found = []
+    for num_tenants in (1, 5):
+        jobs = [
+            TrainJob(
+                grouped_model.create_adapter(LoraConfig(rank=4, seed=seed)),
+                (make_datum(np.random.default_rng(seed), 9),),
+                "cross_entropy",
+            )
+            for seed in range(num_tenants)
+        ]
+        with HostReads() as above, ScalarReads() as below:
+            grouped_model.forward_backward(jobs)
+        found.append(above.counts + Counter(scalars=below.count))
+    assert found[0] == found[1]
+
+
 def test_layers_read_nothing_back(grouped_model: FusedLoraModel, make_datum: Callable[..., Datum]) -> None:
     adapter = grouped_model.create_adapter(LoraConfig(rank=4, seed=1))
     begun, ended = [], []

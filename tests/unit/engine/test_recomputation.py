@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from harness.families import VOCAB_SIZE
+from harness.lora_kernels import LoraKernels
 from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
@@ -37,7 +38,7 @@ def make_data(make_datum: Callable[..., Datum]) -> Callable[..., tuple[Datum, ..
     return lambda *lengths: tuple(make_datum(np.random.default_rng(3), length) for length in lengths)
 
 
-@pytest.mark.parametrize("way", ["loop", "grouped"])
+@pytest.mark.parametrize("way", ["loop", "grouped", "in place"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3_5", "gemma3"])
 def test_layers_computed_twice_give_the_same_bits(
     family: str,
@@ -46,8 +47,10 @@ def test_layers_computed_twice_give_the_same_bits(
     make_data: Callable[..., tuple[Datum, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if way == "grouped":
+    if way != "loop":
         monkeypatch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
+    if way == "in place":
+        monkeypatch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: LoraKernels())
     data = make_data(7, 40, 12)
     kept = train(FusedLoraModel.from_pretrained(str(base_dirs(family))), data)
     twice = train(FusedLoraModel.from_pretrained(str(base_dirs(family)), activation_bytes=LOW), data)

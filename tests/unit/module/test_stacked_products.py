@@ -1,4 +1,7 @@
-"""Grouped products against the loop that is their reference, on the CPU, which has kernels for both."""
+"""Products of all owners at once against the loop that is their reference: grouped, and by tables of where they lie.
+
+The CPU has kernels for the first; for those of the second it has a stand-in.
+"""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -7,8 +10,10 @@ import peft
 import pytest
 import torch
 
+from harness.lora_kernels import LoraKernels
 from twinkle.module import grouped_products
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
+from twinkle.module.lora_tables import Places, TabledRoute, relative_error
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Segment
@@ -53,8 +58,20 @@ def looped(segments: Sequence[Segment]) -> RoutedPass:
 
 
 def stacked(segments: Sequence[Segment], stacks: AdapterStacks | None = None, num_rows: int = NUM_ROWS) -> RoutedPass:
-    dtype = next((one.adapter.compute_views[LINEAR].a.dtype for one in segments if one.adapter), torch.float32)
+    owners = (one.adapter for one in segments if one.adapter is not None)
+    dtype = next((next(iter(owner.compute_views.values())).a.dtype for owner in owners), torch.float32)
     return StackedRoute(segments, num_rows, stacks or make_stacks(dtype), CPU, looped=LoopedProducts(RowProduct()))
+
+
+def tabled(segments: Sequence[Segment], num_rows: int = NUM_ROWS) -> RoutedPass:
+    return TabledRoute(
+        segments,
+        num_rows,
+        Places([path for path, shape in SHAPES.items() if shape.num_experts is None]),
+        kernels=LoraKernels(),
+        device=CPU,
+        others=lambda: stacked(segments, num_rows=num_rows),
+    )
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -105,14 +122,18 @@ class Case:
         }
 
 
-@pytest.mark.parametrize("kernel_takes", [1024, 5], ids=["at once", "in ranges"])
+@pytest.mark.parametrize(
+    ("make_route", "kernel_takes"),
+    [(stacked, 1024), (stacked, 5), (tabled, 1024)],
+    ids=["at once", "in ranges", "in place"],
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_grouped_products_give_what_the_loop_gives(
-    dtype: torch.dtype, tolerance: float, kernel_takes: int, monkeypatch: pytest.MonkeyPatch
+def test_products_of_all_owners_at_once_give_what_the_loop_gives(
+    dtype: torch.dtype, tolerance: float, make_route: MakeRoute, kernel_takes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = Case(dtype).run(looped)
     monkeypatch.setattr(grouped_products, "MAX_GROUPS", kernel_takes)
-    found = Case(dtype).run(stacked)
+    found = Case(dtype).run(make_route)
     for name, right in expected.items():
         assert right.abs().max() > 1, name
         assert_close(found[name], right, tolerance)
@@ -132,20 +153,27 @@ def test_more_groups_than_the_kernel_takes_are_never_given_to_it(monkeypatch: py
     assert max(given) < 7
 
 
-def test_rows_of_the_base_alone_stay_as_they_are() -> None:
+EACH_ROUTE = pytest.mark.parametrize("make_route", [stacked, tabled])
+
+
+@EACH_ROUTE
+def test_rows_of_the_base_alone_stay_as_they_are(make_route: MakeRoute) -> None:
     case = Case()
     before = case.y.clone()
-    found = case.run(stacked)["y"]
+    found = case.run(make_route)["y"]
     assert torch.equal(found[6:10], before[6:10])
     assert torch.equal(found[36:], before[36:])
 
 
+@EACH_ROUTE
 @pytest.mark.parametrize("kernel_takes", [1024, 5], ids=["at once", "in ranges"])
-def test_a_tenants_nan_stays_in_its_own_rows_and_gradients(kernel_takes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenants_nan_stays_in_its_own_rows_and_gradients(
+    kernel_takes: int, make_route: MakeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grouped_products, "MAX_GROUPS", kernel_takes)
     clean, dirty = Case(), Case()
     dirty.x[10:20] = float("nan")
-    expected, found = clean.run(stacked), dirty.run(stacked)
+    expected, found = clean.run(make_route), dirty.run(make_route)
     assert found["y"][10:20].isnan().all() and found["gradient 1"].isnan().any()
     assert torch.equal(found["gradient 0"], expected["gradient 0"])
     for rows in (slice(0, 10), slice(20, 37)):
@@ -153,10 +181,11 @@ def test_a_tenants_nan_stays_in_its_own_rows_and_gradients(kernel_takes: int, mo
         assert torch.equal(found["dx"][rows], expected["dx"][rows])
 
 
-def test_a_layer_that_no_adapter_trains_is_left_alone() -> None:
+@EACH_ROUTE
+def test_a_layer_that_no_adapter_trains_is_left_alone(make_route: MakeRoute) -> None:
     case = Case()
     before = case.y.clone()
-    assert stacked(case.segments).updates("left alone").add(case.y, case.x) == ()
+    assert make_route(case.segments).updates("left alone").add(case.y, case.x) == ()
     assert torch.equal(case.y, before)
 
 
@@ -270,8 +299,10 @@ def peft_update(
 
 @pytest.mark.parametrize("alpha", [32.0, 10.0])
 @pytest.mark.parametrize("rank", [12, 24, 48, 96])
-@pytest.mark.parametrize("way", ["grouped", "loop"])
-def test_in_half_precision_an_update_is_as_large_as_in_peft(way: str, rank: int, alpha: float) -> None:
+@pytest.mark.parametrize("make_route", [looped, stacked, tabled])
+def test_in_half_precision_an_update_is_as_large_as_in_peft(
+    make_route: Callable[..., RoutedPass], rank: int, alpha: float
+) -> None:
     generator = torch.Generator().manual_seed(rank)
     num_rows = 512
     x = torch.randn(num_rows, INPUTS, generator=generator).bfloat16()
@@ -279,7 +310,7 @@ def test_in_half_precision_an_update_is_as_large_as_in_peft(way: str, rank: int,
     adapter = make_adapter(rank, LoraConfig(rank=rank).scale(rank, alpha), torch.bfloat16, paths=[LINEAR])
     y, dx = torch.zeros(num_rows, OUTPUTS).bfloat16(), torch.zeros_like(x)
     segments = [Segment(adapter, 0, num_rows, adapter.grad_views)]
-    route = looped(segments) if way == "loop" else stacked(segments, num_rows=num_rows)
+    route = looped(segments) if make_route is looped else make_route(segments, num_rows=num_rows)
 
     updates = route.updates(LINEAR)
     saved = updates.add(y, x)
@@ -292,6 +323,34 @@ def test_in_half_precision_an_update_is_as_large_as_in_peft(way: str, rank: int,
         size = (found @ expected) / (expected @ expected)
         # Values rounded to bfloat16, to either side, leave up to 0.04 % of all; a factor that is rounded 0.16 to 0.2 %.
         assert abs(size.item() - 1) < 6e-4
+
+
+def test_a_kernel_that_takes_another_tenants_matrix_is_found_out() -> None:
+    assert relative_error(LoraKernels(), CPU, torch.float32, ranks=(5, 16)) < 1e-5
+    mistaken = LoraKernels()
+    right = mistaken.expand._run
+
+    def of_the_first(grid, inner, y, tiles, bases, *rest, **options):  # type: ignore[no-untyped-def]
+        right(grid, inner, y, tiles, bases[:1].expand(len(bases)), *rest, **options)
+
+    mistaken.expand._run = of_the_first
+    assert relative_error(mistaken, CPU, torch.float32, ranks=(5, 5)) > 0.1
+
+
+def test_an_adapter_that_trains_other_layers_is_left_out_of_this_one() -> None:
+    """Beside one that trains it; its rows keep what the base gives."""
+    other, one = make_adapter(3, 1.0, paths=[EXPERTS]), make_adapter(8, 2.0)
+    segments = [Segment(other, 0, 20, other.grad_views), Segment(one, 20, NUM_ROWS, one.grad_views)]
+    ys = []
+    for make_route in (looped, tabled):
+        case = Case()
+        updates = make_route(segments).updates(LINEAR)
+        saved = updates.add(case.y, case.x)
+        updates.add_gradients(dy_TO=case.dy, dx_TI=case.dx, x_TI=case.x, saved=saved)
+        assert not other.grad.any()
+        ys.append(case.y)
+    assert torch.equal(ys[1][:20], Case().y[:20])
+    assert_close(ys[1], ys[0])
 
 
 @pytest.mark.parametrize(

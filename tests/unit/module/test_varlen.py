@@ -100,3 +100,17 @@ def test_a_kernel_is_told_of_splits_what_it_can_be_told(is_told: bool, monkeypat
 
     assert kernel is not None
     assert set(told) == ({1} if is_told else {None})
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_release_that_has_no_word_for_shared_heads_is_called_without(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.11, whose kernel sees how many heads there are."""
+
+    def older(query, key, value, *rest, scale, window_size):  # type: ignore[no-untyped-def]
+        shares = query.shape[1] != key.shape[1]
+        return VarlenKernel()(query, key, value, *rest, scale=scale, window_size=window_size, enable_gqa=shares)
+
+    monkeypatch.setattr(varlen, "torch_kernel", lambda device_type, dtype: older)
+    assert varlen._tried.__wrapped__("cpu", torch.float32, SIZE, is_shared, True) is not None

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from harness.families import FAMILIES, stir
+from harness.varlen_kernel import VarlenKernel
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.fused.model import FusedLoraModel
@@ -62,8 +63,12 @@ def test_layers_of_every_form_give_the_bits_of_contiguous_buffers(
     has_kernel = paged.kernel.function.num_calls > 0
     monkeypatch.setattr(paged_attention, "paged_kernel_for", lambda query, key, form: None)
     assert drawn(SteppedTorchSampler(model, **options), requests) == expected
+    packed = VarlenKernel()
+    asked = ("gemma2", "gpt-oss")  # caps and sinks, which no kernel knows
+    monkeypatch.setattr(paged_attention, "kernel_for", lambda *_: None if family in asked else packed)
+    assert drawn(SteppedTorchSampler(model, **options), requests) == expected
 
-    assert has_kernel == (family not in ("gemma2", "gpt-oss", "deepseek-v4"))
+    assert has_kernel == (packed.num_calls > 0) == (family not in ("gemma2", "gpt-oss", "deepseek-v4"))
 
 
 def test_samples_of_a_prompt_share_its_full_pages_and_copy_its_last_one(

@@ -76,7 +76,7 @@ class FusedEmbedding:
                 yield
             self._add_pass(part, adapter, views, gradient_BH[first : first + len(part)])
             first += len(part)
-        if not all_finite(total):
+        if not all_finite([total])[0]:
             raise InvalidInput("inputs", "give a gradient that is not finite; nothing was applied")
 
     def _embed_pass(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:

@@ -223,10 +223,18 @@ class JobRun:
         if self.failure is None and self._sum is not None:
             ranks.sum_(self._sum)
 
-    def commit(self) -> TrainOutcome | Exception:
-        """Add the gathered gradient to the adapter's window, or drop it; return the outcome."""
+    @property
+    def window(self) -> torch.Tensor | None:
+        """The adapter's own buffer, where the gradient has gathered in it and all is well so far."""
+        return self._sum if self._in_place and self.failure is None else None
+
+    def commit(self, *, is_finite: bool | None = None) -> TrainOutcome | Exception:
+        """Add the gathered gradient to the adapter's window, or drop it; return the outcome.
+
+        ``is_finite`` is what is known already of ``window``.
+        """
         if self.failure is None and self._sum is not None:
-            self._commit_gradient(self._sum)
+            self._commit_gradient(self._sum, is_finite)
         if self.failure is not None:
             if self._in_place and self._sum is not None:
                 self._sum.zero_()
@@ -238,11 +246,11 @@ class JobRun:
             logprobs=self._logprobs, loss=loss, num_tokens=num_tokens, metrics=metrics, entropies=self._entropies
         )
 
-    def _commit_gradient(self, total: torch.Tensor) -> None:
+    def _commit_gradient(self, total: torch.Tensor, is_finite: bool | None) -> None:
         adapter = self.job.adapter
         if not self._in_place:
             total.add_(adapter.grad)
-        if not all_finite(total):
+        if not (all_finite([total])[0] if is_finite is None else is_finite):
             self.fail(
                 UserError(
                     "the gradient is not finite; nothing of this operation was applied. Check its inputs for extreme "
@@ -302,10 +310,27 @@ def _add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: total / len(metrics) if name.endswith(":mean") else total for name, total in totals.items()}
 
 
-def all_finite(buffer: torch.Tensor) -> bool:
-    """Whether no entry is NaN or infinite, without a temporary of the buffer's size."""
+def commit_all(runs: Sequence[JobRun | Exception]) -> list[TrainOutcome | Exception]:
+    """Commit each run that there is, one after the other; a device is asked once for all windows that began with it."""
+    windows = {number: run.window for number, run in enumerate(runs) if isinstance(run, JobRun)}
+    asked = {number: window for number, window in windows.items() if window is not None}
+    known = dict(zip(asked, all_finite(list(asked.values())), strict=True))
+    return [
+        run.commit(is_finite=known.get(number)) if isinstance(run, JobRun) else run for number, run in enumerate(runs)
+    ]
+
+
+def all_finite(buffers: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether no entry of a buffer is NaN or infinite, without a temporary of its size."""
+    if not buffers:
+        return []
     # A sum that is finite has none of them in it, and is the cheapest to make; finite ones may overflow, though.
-    if torch.isfinite(buffer.sum()):
-        return True
+    sums = torch.stack([buffer.sum() for buffer in buffers])
+    return [
+        bool(of_sum) or _is_finite(buffer) for of_sum, buffer in zip(sums.isfinite().tolist(), buffers, strict=True)
+    ]
+
+
+def _is_finite(buffer: torch.Tensor) -> bool:
     low, high = torch.aminmax(buffer)
     return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -31,7 +31,8 @@ from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
 from twinkle.model.fused.gradient_buffers import GradientBuffers
 from twinkle.model.fused.independence import Independence
-from twinkle.model.fused.job_run import JobRun, settle, start_runs
+from twinkle.model.fused.job_run import JobRun, commit_all, settle, start_runs
+from twinkle.model.fused.layers import prepare_layers
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.model.fused.loss_head import LossHead, rows_per_group
 from twinkle.model.fused.model_info import model_info
@@ -44,20 +45,8 @@ from twinkle.model.loading import decoder_of, stored_paths, takes_pictures
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
-from twinkle.module.compressed_attention import prepare_deepseek_v4
-from twinkle.module.deepstack import prepare_deepstack
-from twinkle.module.delta_net import pack_delta_nets
-from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
-from twinkle.module.mamba import pack_mamba_layers
-from twinkle.module.packed_attention import (
-    ATTENTION_NAME,
-    CausalSpans,
-    PackedAttention,
-    register_packed_attention,
-)
-from twinkle.module.recurrence import LayerFunctions
-from twinkle.module.rowwise import make_rowwise, rowwise_layer_functions
+from twinkle.module.packed_attention import CausalSpans, PackedAttention
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
 
@@ -126,17 +115,9 @@ class FusedLoraModel:
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = probe or Probe(model, self.device)
         self.tolerance = probe.tolerance
-        for prepare in (prepare_llama4, prepare_deepseek_v4, prepare_deepstack):
-            prepare(model)
-        register_packed_attention()
         served = self._decoder if has_tower else model
-        served.set_attn_implementation(ATTENTION_NAME)
-        is_cpu = self.device.type == "cpu"
-        functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
-        self.state_bytes = pack_delta_nets(served, functions) + pack_mamba_layers(served, functions)
+        self.state_bytes = prepare_layers(model, served, self.device, product, config.max_position_embeddings)
         """What layers that carry a state along a sequence remember of one; 0 if there are no such layers."""
-        if is_cpu:
-            make_rowwise(served, product, config.max_position_embeddings)
         targets = find_targets(model, unembedding, served)
         self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths, memory=self.memory)
         self._head = LossHead(
@@ -347,7 +328,7 @@ class FusedLoraModel:
         valid = [run for run in runs if isinstance(run, JobRun)]
         yield from self._step.run(valid)
         settle(valid, self.ranks)
-        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+        return commit_all(runs)
 
     def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
         """Apply and clear the accumulated gradients of one adapter."""

@@ -10,7 +10,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.slices import Slices, finished
 from twinkle.loss import DatumLoss
 from twinkle.model.fused.batch_jobs import Work, run_with_batches
-from twinkle.model.fused.job_run import JobRun, start_runs
+from twinkle.model.fused.job_run import JobRun, commit_all, start_runs
 from twinkle.model.fused.model_info import ModelInfo
 from twinkle.model.fused.training import TrainJob, TrainOutcome
 from twinkle.model.fused.validation import validate_batch, validate_job
@@ -53,7 +53,7 @@ class OneByOne(ABC):
                 yield
             is_begun = True
             yield from self._run_job(run)
-        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+        return commit_all(runs)
 
     def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
         try:
