@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -25,6 +25,10 @@ class HostCopy:
         """The tensors as they were."""
         self.wait()
         return self.copies
+
+    def __reduce__(self) -> tuple[Callable[[], HostCopy], tuple[()]]:
+        """To another process it goes once it is there."""
+        return partial(HostCopy, copies=dict(self.tensors())), ()
 
 
 def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> HostCopy:

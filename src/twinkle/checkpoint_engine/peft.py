@@ -42,7 +42,7 @@ def export_adapter(adapter: LoraAdapter, base_model_name: str, *, with_optimizer
     files = {
         CONFIG_FILE: write_settings(adapter, base_model_name),
         WEIGHTS_FILE: write_tensors(
-            stored_tensors(adapter.layout, adapter.params),
+            stored_tensors(adapter.layout, adapter.params.cpu()),  # from a device in one copy, not in one for each
             metadata=(CONFIG_METADATA, json.dumps(adapter.config.to_json(), sort_keys=True)),
         ),
     }
@@ -52,7 +52,7 @@ def export_adapter(adapter: LoraAdapter, base_model_name: str, *, with_optimizer
         moments = {
             f"{moment}.{key}": tensor
             for moment, buffer in _moments(adapter).items()
-            for key, tensor in stored_tensors(adapter.layout, buffer).items()
+            for key, tensor in stored_tensors(adapter.layout, buffer.cpu()).items()
         }
         files[OPTIMIZER_FILE] = write_tensors(moments, metadata=(STEP_METADATA, str(adapter.step)))
     return files

@@ -47,9 +47,11 @@ def _as_peft(shape: LoraShape, pair: LoraPair) -> LoraPair:
 
 def fill_buffer(file: str, source: Mapping[str, torch.Tensor], layout: AdapterLayout, buffer: torch.Tensor) -> None:
     """Copy stored tensors into a flat buffer, or raise ``InvalidInput`` naming the one that does not fit."""
-    stored = stored_tensors(layout, buffer)
+    # On the host, whatever the device, which gets it in one copy.
+    here = buffer if buffer.device.type == "cpu" else torch.empty_like(buffer, device="cpu")
+    stored = stored_tensors(layout, here)
     copy_checked(file, source, stored)
-    views = layout.views(buffer)
+    views = layout.views(here)
     names = _names(layout)
     for shape in layout.shapes:
         if shape.num_experts is not None:
@@ -57,6 +59,8 @@ def fill_buffer(file: str, source: Mapping[str, torch.Tensor], layout: AdapterLa
             b_ORE = stored[names[shape.path] + SUFFIX_B].unflatten(1, (shape.rank, shape.num_experts))
             b.copy_(b_ORE.permute(2, 0, 1))
             a.copy_(stored[names[shape.path] + SUFFIX_A].view_as(a))
+    if here is not buffer:
+        buffer.copy_(here)
 
 
 def trained_paths(

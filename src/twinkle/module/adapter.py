@@ -243,12 +243,17 @@ class LoraAdapter:
     def initialize(self) -> None:
         """Draw A from the config's seed alone (kaiming uniform with a = sqrt 5) and set B to zero."""
         generator = torch.Generator().manual_seed(self.config.seed)
+        # On the host, whatever the device, which gets it in one copy.
+        drawn = self.params if self.params.device.type == "cpu" else torch.empty(self.layout.numel, dtype=torch.float32)
+        views = self.layout.views(drawn)
         for shape in self.layout.shapes:
-            pair = self.views[shape.path]
+            pair = views[shape.path]
             a = torch.empty(shape.numel_a // shape.in_features, shape.in_features)
             torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
             pair.a.copy_(a.view(pair.a.shape))
             pair.b.zero_()
+        if drawn is not self.params:
+            self.params.copy_(drawn)
         self.publish()
 
     def publish(self) -> None:

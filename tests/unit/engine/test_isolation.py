@@ -10,6 +10,7 @@ import transformers
 from harness.families import FAMILIES, SIZES
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.model.fused import layers
 from twinkle.model.fused import model as fused_model
 from twinkle.model.fused.determinism import UNPADDED
 from twinkle.model.fused.independence import Independence
@@ -100,7 +101,7 @@ def long_rope(tokens):
 def unpacked_layers(monkeypatch):
     """What lets their convolution and their state start anew with every sequence, taken away."""
     for name in ("pack_delta_nets", "pack_mamba_layers"):
-        monkeypatch.setattr(fused_model, name, lambda model, functions: False)
+        monkeypatch.setattr(layers, name, lambda model, functions: False)
 
 
 def leave_only(monkeypatch, check):

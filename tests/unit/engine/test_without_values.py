@@ -15,7 +15,9 @@ from harness import traced_losses, valueless
 from harness.families import FAMILIES
 from harness.traced_losses import graph_of
 from harness.valueless import Crossings, valueless_model
+from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.model.fused.loss_head import rows_per_group
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig
 
@@ -111,6 +113,24 @@ def test_clients_own_losses_are_waited_for_once_in_a_pass(
     assert crossings.counts == {}
     # Their logprobs, and at the end of the pass what came of it.
     assert reads["fetch"] == 2
+
+
+def test_a_fresh_adapter_goes_there_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = valueless_model(FAMILIES["qwen3-moe"](), monkeypatch)
+    with Crossings() as crossings:
+        model.create_adapter(LoraConfig(rank=4, seed=1))
+    assert crossings.counts.total() == 1, crossings.counts
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_an_adapter_from_files_goes_there_in_one_copy(
+    family: str, load_model: Callable[..., FusedLoraModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = export_adapter(load_model(family).create_adapter(LoraConfig(rank=4, seed=1)), "tiny")
+    model, _ = valueless_model(FAMILIES[family](), monkeypatch)
+    with Crossings() as crossings:
+        import_adapter(model.pool, files, with_optimizer=False)
+    assert crossings.counts.total() == 1, crossings.counts
 
 
 def test_an_optimizer_step_reads_the_norm_alone(make_datum: MakeDatum, monkeypatch: pytest.MonkeyPatch) -> None:

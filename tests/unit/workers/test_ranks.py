@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import SampleRequest, parse_sample
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.wire.training_result import ForwardBackwardResult
-from twinkle.workers.engine import Pass
+from twinkle.workers.engine import Pass, WrittenState
 from twinkle.workers.process import build_engine
 from twinkle.workers.ranks.engine import RankedEngine
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -135,6 +136,18 @@ def test_a_restored_adapter_goes_on_bit_by_bit(two: RankedEngine) -> None:
     train(two, [restored])
 
     assert two.snapshot(restored) == two.snapshot(adapter)
+
+
+def test_a_recovery_point_is_written_while_the_ranks_go_on(two: RankedEngine) -> None:
+    adapter = two.create(config())
+    train(two, [adapter])
+    expected = two.snapshot(adapter)
+    copy = two.copy_state(adapter)
+    assert not isinstance(copy, WrittenState), "yet to be written"
+
+    train(two, [adapter], steps=1)
+
+    assert pickle.loads(pickle.dumps(copy)).data() == copy.data() == expected
 
 
 def traced_body(lengths: Sequence[int], seed: int) -> ForwardBackwardBody:

@@ -17,7 +17,7 @@ from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody
-from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, StateCopy
 from twinkle.workers.transformers_engine import Trained, TransformersEngine
 
 
@@ -366,14 +366,14 @@ class MemoryHeld(Command):
 
 
 @dataclass(frozen=True)
-class Snapshot(Command):
-    """All that an adapter is."""
+class CopyState(Command):
+    """All that an adapter is, on its way to the host's memory."""
 
     handle: int
 
-    def run(self, member: Member) -> bytes:
-        """See the engine's ``snapshot``."""
-        return member.engine.snapshot(member.adapters[self.handle])
+    def run(self, member: Member) -> StateCopy:
+        """See the engine's ``copy_state``."""
+        return member.engine.copy_state(member.adapters[self.handle])
 
 
 @dataclass(frozen=True)

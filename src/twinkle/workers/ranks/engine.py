@@ -20,13 +20,14 @@ from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
-from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, WrittenState
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, StateCopy
 from twinkle.workers.ranks.commands import (
     AddSample,
     Adopt,
     ClearGradients,
     Command,
     Compare,
+    CopyState,
     Create,
     DrawnSoFar,
     DropPasses,
@@ -44,7 +45,6 @@ from twinkle.workers.ranks.commands import (
     OptimStep,
     RankOrder,
     Restore,
-    Snapshot,
     StartPasses,
     StepSamples,
     WeightsBytes,
@@ -203,14 +203,14 @@ class RankedEngine:
         return int(self._first(WeightsBytes(state.handle)))
 
     def snapshot(self, state: RankedAdapter) -> bytes:
-        """Rank 0's copy, once all ranks have shown that theirs is the same."""
-        self._compare(state)
-        data: bytes = self._first(Snapshot(state.handle))
-        return data
+        """See ``copy_state``."""
+        return self.copy_state(state).data()
 
-    def copy_state(self, state: RankedAdapter) -> WrittenState:
-        """Written at once, by rank 0."""
-        return WrittenState(self.snapshot(state))
+    def copy_state(self, state: RankedAdapter) -> StateCopy:
+        """Rank 0's copy, once all ranks have shown that theirs is the same; anybody may write it meanwhile."""
+        self._compare(state)
+        copy: StateCopy = self._first(CopyState(state.handle))
+        return copy
 
     def restore(self, data: bytes) -> RankedAdapter:
         """What ``snapshot`` wrote, on every rank."""
