@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
-from harness.servers import PostgresServer, RedisServer, create_database
+from harness.servers import PostgresServer, RedisServer, create_database, postgres_folder
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
 
@@ -68,10 +68,8 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_server_url() -> Iterator[str]:
     """A real PostgreSQL for the whole run, on a Unix socket. Started by the first test that asks."""
-    # Not below pytest's folder: started by root the server runs as a user of its own, and the next pytest to start
-    # closes that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as folder:
-        server = PostgresServer(Path(folder) / "data")
+    with postgres_folder() as folder:
+        server = PostgresServer(folder)
         server.cut_no_power()
         try:
             yield server.url
