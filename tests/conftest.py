@@ -107,20 +107,23 @@ def make_migrated_url(make_empty_database_url: MakeDatabaseUrl) -> MakeDatabaseU
 
 
 @pytest.fixture(scope="session")
-def make_database_url(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_migrated_url: MakeDatabaseUrl
-) -> MakeDatabaseUrl:
-    """The URL of a new database with the current schema, a copy: to migrate each takes longer than most tests do."""
+def copy_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeDatabaseUrl:
+    """The URL of a copy of a database, which nobody may be connected to: ``copy_database(url)``."""
 
-    def make(kind: str) -> str:
-        template = make_migrated_url(kind)
-        if kind == "sqlite":
+    def copy(url: str) -> str:
+        if url.startswith("sqlite:"):
             path = tmp_path_factory.mktemp("sqlite") / "journal.db"
-            shutil.copy(template.removeprefix("sqlite:///"), path)
+            shutil.copy(url.removeprefix("sqlite:///"), path)
             return f"sqlite:///{path}"
-        return create_database(request.getfixturevalue("postgres_server_url"), template=template)
+        return create_database(request.getfixturevalue("postgres_server_url"), template=url)
 
-    return make
+    return copy
+
+
+@pytest.fixture(scope="session")
+def make_database_url(make_migrated_url: MakeDatabaseUrl, copy_database: MakeDatabaseUrl) -> MakeDatabaseUrl:
+    """The URL of a new database with the current schema, a copy: to migrate each takes longer than most tests do."""
+    return lambda kind: copy_database(make_migrated_url(kind))
 
 
 @pytest.fixture

@@ -136,7 +136,17 @@ def create_database(server_url: str, *, template: str | None = None) -> str:
     """The URL of a new database of a PostgreSQL server; with a template, the URL of one, it begins as its copy."""
     before, _, options = server_url.partition("?")
     name = f"test_{uuid.uuid4().hex}"
-    copied = "" if template is None else f" TEMPLATE {template.partition('?')[0].rpartition('/')[2]} STRATEGY FILE_COPY"
+    copied = "" if template is None else f" TEMPLATE {_name_in(template)} STRATEGY FILE_COPY"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}{copied}".encode())
     return f"{before.rpartition('/')[0]}/{name}?{options}"
+
+
+def drop_database(server_url: str, url: str) -> None:
+    """Let go of a database, whoever is connected to it."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {_name_in(url)} WITH (FORCE)".encode())
+
+
+def _name_in(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
