@@ -26,6 +26,7 @@ pytest_plugins = [
     "harness.leftovers",
     "harness.collecting",
     "harness.together",
+    "harness.trust",
 ]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
