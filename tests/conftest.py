@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
-from harness.servers import PostgresServer, RedisServer, create_database
+from harness.servers import PostgresServer, RedisServer, create_database, postgres_folder
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
 
@@ -26,6 +26,7 @@ pytest_plugins = [
     "harness.leftovers",
     "harness.collecting",
     "harness.together",
+    "harness.trust",
 ]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
@@ -68,10 +69,8 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_server_url() -> Iterator[str]:
     """A real PostgreSQL for the whole run, on a Unix socket. Started by the first test that asks."""
-    # Not below pytest's folder: started by root the server runs as a user of its own, and the next pytest to start
-    # closes that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as folder:
-        server = PostgresServer(Path(folder) / "data")
+    with postgres_folder() as folder:
+        server = PostgresServer(folder)
         server.cut_no_power()
         try:
             yield server.url
@@ -109,20 +108,23 @@ def make_migrated_url(make_empty_database_url: MakeDatabaseUrl) -> MakeDatabaseU
 
 
 @pytest.fixture(scope="session")
-def make_database_url(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_migrated_url: MakeDatabaseUrl
-) -> MakeDatabaseUrl:
-    """The URL of a new database with the current schema, a copy: to migrate each takes longer than most tests do."""
+def copy_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeDatabaseUrl:
+    """The URL of a copy of a database, which nobody may be connected to: ``copy_database(url)``."""
 
-    def make(kind: str) -> str:
-        template = make_migrated_url(kind)
-        if kind == "sqlite":
+    def copy(url: str) -> str:
+        if url.startswith("sqlite:"):
             path = tmp_path_factory.mktemp("sqlite") / "journal.db"
-            shutil.copy(template.removeprefix("sqlite:///"), path)
+            shutil.copy(url.removeprefix("sqlite:///"), path)
             return f"sqlite:///{path}"
-        return create_database(request.getfixturevalue("postgres_server_url"), template=template)
+        return create_database(request.getfixturevalue("postgres_server_url"), template=url)
 
-    return make
+    return copy
+
+
+@pytest.fixture(scope="session")
+def make_database_url(make_migrated_url: MakeDatabaseUrl, copy_database: MakeDatabaseUrl) -> MakeDatabaseUrl:
+    """The URL of a new database with the current schema, a copy: to migrate each takes longer than most tests do."""
+    return lambda kind: copy_database(make_migrated_url(kind))
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench
+from harness.servers import drop_database
 from harness.worker import BreakableBlobs, MakeWorker, workers_in_turn
 from twinkle.core.lease import Lease
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
@@ -20,9 +20,7 @@ def postgres_url(make_database_url: Callable[[str], str], postgres_server_url: s
     """A new PostgreSQL database with the current schema."""
     url = make_database_url("postgres")
     yield url
-    name = url.partition("?")[0].rpartition("/")[2]
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    drop_database(postgres_server_url, url)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -30,6 +28,15 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """Both databases, one after the other, each new and with the current schema."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def module_url(request: pytest.FixtureRequest, make_database_url: Callable[[str], str]) -> Iterator[str]:
+    """Both databases, one after the other, each for a whole file: what is dear to fill is filled once."""
+    url = make_database_url(request.param)
+    yield url
+    if request.param == "postgres":
+        drop_database(request.getfixturevalue("postgres_server_url"), url)
 
 
 @pytest.fixture

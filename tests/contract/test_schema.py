@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -16,9 +16,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
+from harness.clock import HandClock
 from harness.journal import Bench, new_sampler, submission
 from twinkle.core.errors import ConfigError
-from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.storage import tables
 from twinkle.storage.database import Database, sql_engine
@@ -254,9 +254,11 @@ def _plan(bench: Bench, sql: str, parameters: Sequence[object]) -> str:
     return json.dumps(bench.rows(f"EXPLAIN (FORMAT JSON) {sql}", parameters)[0][0])
 
 
-@pytest.fixture
-def crowded(bench: Bench, lease: Lease) -> Bench:
+@pytest.fixture(scope="module")
+def crowded(module_url: str) -> Iterator[Bench]:
     """Many lanes with finished operations, few that wait: where a scan would cost what an index does not."""
+    bench = Bench(module_url, HandClock())
+    lease = bench.lease()
     adapters = [f"adapter{number:03d}" for number in range(200)]
     bench.created(lease, *adapters)
     bench.journal.open_lane(new_sampler("s"))
@@ -271,7 +273,8 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
             " SELECT CAST(i AS TEXT), 't0', 'mesh0', TRUE, 1, 0, 0, 0 FROM n"
         )
         transaction.execute("ANALYZE")
-    return bench
+    yield bench
+    bench.close()
 
 
 @pytest.mark.parametrize(

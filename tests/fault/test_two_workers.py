@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from harness.deployment import Deployment
 from harness.history import History, Verdict, judge, read_rows
 from harness.polling import busyness, wait_for, wait_until
 from harness.recovery import finished_again_s, now, running_again_s, tell
-from harness.servers import PostgresServer, RedisServer
+from harness.servers import PostgresServer, RedisServer, postgres_folder
 from harness.tenant import Tenant, burst
 
 WORKER = ("worker", "--mesh", "main", "--model", "null", "--engine", "null")
@@ -80,9 +79,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     broker = RedisServer(folder)
     broker.start()
-    # A socket's path has at most 107 characters, and the server runs as a user of its own.
-    with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as data:
-        postgres = PostgresServer(Path(data) / "data")
+    with postgres_folder() as data:
+        postgres = PostgresServer(data)
         pair = Pair(folder, postgres, broker)
         try:
             pair.start()

@@ -23,7 +23,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings
-from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.scheduler.fairness import in_service_order, with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
@@ -32,6 +32,7 @@ from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload, write_result
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.storage.stores import Stores
+from twinkle.tasks.nudge import ring_channel
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.calls import Call, decode_call, is_call
@@ -42,6 +43,7 @@ from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_b
 
 T = TypeVar("T")
 
+_MESH = "default"
 BASE_MODEL = "tiny/one"
 CAPABILITIES = MeshCapabilities(
     base_model=BASE_MODEL,
@@ -61,6 +63,8 @@ WEIGHTS = bytes(range(256)) * 8
 DEVICE_S = 0.25
 """What every operation is charged for."""
 _POLL_S = 0.005
+_SWEEP_S = 0.05
+"""How long what nobody rings for may wait. The workers of a run's shared services look all the while it lasts."""
 _KIND_OF_SAVE = {
     OperationKind.SAVE_WEIGHTS: CheckpointKind.TRAINING,
     OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: CheckpointKind.SAMPLER,
@@ -81,6 +85,7 @@ class FakeWorker:
         self._meshes = stores.meshes
         self._blobs = open_blob_store(settings.resolved_object_store)
         self._publisher = CompletionPublisher(settings.redis_url.get_secret_value())
+        self._bell = ChannelListener(settings.redis_url.get_secret_value(), ring_channel(_MESH), lambda _: self._ring())
         self.executed: list[Claim] = []
         self.weights = WEIGHTS
         """What the next checkpoints hold."""
@@ -94,11 +99,12 @@ class FakeWorker:
         self._may_run = threading.Event()
         self._pass = threading.Lock()
         self._may_run.set()
+        self._rung = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fake-worker", daemon=True)
 
     def register(self) -> None:
-        lease = self._meshes.acquire("default", ProcessIdentity.current(), lease_s=3600)
+        lease = self._meshes.acquire(_MESH, ProcessIdentity.current(), lease_s=3600)
         assert lease is not None
         self._meshes.publish(lease, self._capabilities)
         self._lease = lease
@@ -114,11 +120,14 @@ class FakeWorker:
 
     def start(self) -> None:
         self.register()
+        self._bell.start()
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
+        self._ring()
         self._thread.join()
+        self._bell.stop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -130,6 +139,7 @@ class FakeWorker:
             yield
         finally:
             self._may_run.set()
+            self._ring()
 
     def payload(self, claim: Claim) -> bytes:
         return read_payload(self._blobs, claim.payload)
@@ -139,12 +149,18 @@ class FakeWorker:
 
     def _run(self) -> None:
         assert self._lease is not None
-        while not self._stopping.wait(_POLL_S):
+        while not self._stopping.is_set():
+            self._rung.clear()
             with self._pass:
-                if self._may_run.is_set():
-                    self._run_what_waits(self._lease)
+                has_worked = self._may_run.is_set() and self._run_what_waits(self._lease)
+            if not has_worked:
+                self._rung.wait(_SWEEP_S)
 
-    def _run_what_waits(self, lease: Lease) -> None:
+    def _ring(self) -> None:
+        self._rung.set()
+
+    def _run_what_waits(self, lease: Lease) -> bool:
+        """Whether there was anything."""
         claims = self._patiently(self._claim_operations) + self._patiently(self._claim_samples)
         if claims:
             records = {claim.request_id: Records() for claim in claims}
@@ -153,6 +169,7 @@ class FakeWorker:
             self.executed += claims
             self._patiently(partial(self.journal.commit, lease, outcomes, records))
             self._publisher.publish([outcome.request_id for outcome in outcomes])
+        return bool(claims)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask until it is answered: PostgreSQL cuts the transaction of whoever the machine lets wait for long."""

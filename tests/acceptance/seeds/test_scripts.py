@@ -81,7 +81,8 @@ def test_the_checkpoint_opens_in_plain_peft_with_the_logits_it_was_trained_to(
     assert_same_in_peft(base, checkpoint)
 
 
-@pytest.mark.parametrize("name", TORCHRUN)
+# A hybrid's layers on two ranks are those of unit/model/test_parallel_training.py; by this script they train in soak.
+@pytest.mark.parametrize("name", [pytest.param("000:106", marks=pytest.mark.soak), "002:141"])
 def test_under_torchrun_two_ranks_train_one_model(run_seed: RunSeed, name: str) -> None:
     """The sizes of the mesh are those of eight ranks, which soak runs; here two stand in their place."""
     run = run_seed(name, ranks=2, sizes="fsdp_size=2, dp_size=1")

@@ -99,6 +99,8 @@ IDS = [str(route) for route in ROUTES]
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
+# The database that refuses more; the other one has its turn in soak.
+@pytest.mark.parametrize("victim", [pytest.param("sqlite", marks=pytest.mark.soak), "postgres"], indirect=True)
 @pytest.mark.parametrize("route", ROUTES, ids=IDS)
 @settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())

@@ -43,6 +43,10 @@ def files() -> BreakingFiles:
     return BreakingFiles()
 
 
+# A job is cut off at every place and goes on by the same steps, whichever database holds it; all other tests take both.
+CUT_ON = pytest.mark.parametrize("api", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)], indirect=True)
+
+
 @pytest.fixture
 def cuts() -> Cuts:
     return Cuts()
@@ -264,6 +268,7 @@ def test_a_paused_job_goes_on_where_it_was_and_does_nothing_twice(
     assert executed == sorted(set(executed))
 
 
+@CUT_ON
 def test_wherever_an_attempt_is_cut_off_the_output_is_the_same_to_the_byte(
     api: Api, rig: JobRig, files: BreakingFiles, tenant: str, cuts: Cuts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +290,7 @@ def test_wherever_an_attempt_is_cut_off_the_output_is_the_same_to_the_byte(
     assert num_cut >= 12
 
 
+@CUT_ON
 def test_a_job_that_stops_at_a_failure_stops_at_the_same_line_when_it_is_cut_off(
     rig: JobRig, files: BreakingFiles, tenant: str, cuts: Cuts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

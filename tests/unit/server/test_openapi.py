@@ -175,6 +175,8 @@ def test_anybody_may_read_the_document(api: ServedApi) -> None:
     assert response.json() == DOCUMENT
 
 
+# Without a key no database is asked: the other one has its turn in soak.
+@pytest.mark.parametrize("api", [pytest.param("sqlite", marks=pytest.mark.soak), "postgres"], indirect=True)
 @pytest.mark.parametrize(("method", "path", "call"), OPERATIONS, ids=IDS)
 def test_what_needs_a_key_is_what_says_so(api: ServedApi, method: str, path: str, call: dict[str, Any]) -> None:
     response = httpx.request(method, f"{api.url}{path}", content=b"{}")
