@@ -45,13 +45,19 @@ class DeviceShare:
         self._weight = weight
         self._due_s = 0.0
 
-    def turn_s(self, *, trained_s: float, is_training: bool) -> float:
-        """After training has had its turn, of so many seconds. 0: it is training's turn again."""
-        if not is_training:
+    def turn_s(self, *, trained_s: float | None, draws: bool = True) -> float:
+        """After training has had its turn. 0: it is training's turn again.
+
+        Args:
+            trained_s: Of so many seconds; ``None`` where nothing trains.
+            draws: Whether there is anything to draw.
+        """
+        if trained_s is None:
             self._due_s = 0.0
             return SLICE_S
         # A turn too short to be measured is one all the same.
-        self._due_s = min(self._due_s + max(trained_s, _SHORTEST_S) * self._weight, _LONGEST_S)
+        own_s = max(trained_s, _SHORTEST_S) * self._weight
+        self._due_s = min(self._due_s + own_s, _LONGEST_S if draws else 0.0)
         return max(self._due_s, 0.0)
 
     def note(self, drawn_s: float) -> None:
@@ -142,8 +148,9 @@ class SampleRounds(Generic[State]):
         none_waits, self._none_waits = self._none_waits, False
         if not (claims or self._num_handed or is_left_to_look or none_waits):
             claims = self._claim(lease)
-        turn_s = self._share.turn_s(trained_s=trained_s or 0.0, is_training=trained_s is not None)
-        if not claims and self._samples.is_idle:
+        draws = bool(claims) or not self._samples.is_idle
+        turn_s = self._share.turn_s(trained_s=trained_s, draws=draws)
+        if not draws:
             return False
         self._reporter.started(claims)
         if claims:
