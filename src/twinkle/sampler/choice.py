@@ -62,12 +62,6 @@ def are_finite(logprobs_NV: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(logprobs_NV.amax(-1))
 
 
-def finite_rows(logprobs_NV: torch.Tensor) -> list[bool]:
-    """The same on the host."""
-    finite: list[bool] = are_finite(logprobs_NV).tolist()
-    return finite
-
-
 def choose(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule], uniforms: Sequence[float]) -> torch.Tensor:
     """Returns one token id per row [N]: the likeliest for greedy rows, else by inverse CDF at the row's uniform.
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from twinkle.sampler.choice import ChoiceRule, choose, finite_rows, scaled_logprobs, top_logprobs
+from twinkle.infra.sending import fetch, send
+from twinkle.sampler.choice import ChoiceRule, are_finite, choose, scaled_logprobs, top_logprobs
 from twinkle.sampler.drawing import uniform
 from twinkle.sampler.request import SENTINEL_LOGPROB, SENTINEL_TOKEN, SampleRequest, SampleResult, TopLogprobs
 
@@ -81,26 +82,30 @@ class PromptScores:
         )
 
     def _score_rows(self, position: int, logits_NV: torch.Tensor) -> bool:
-        request, num_rows = self._request, logits_NV.shape[0]
+        request, num_rows, device = self._request, logits_NV.shape[0], logits_NV.device
         positions = slice(position, position + num_rows)
+        before = slice(position - 1, position - 1 + num_rows)
         logprobs_NV = scaled_logprobs(logits_NV, [ChoiceRule()] * num_rows)
-        if not all(finite_rows(logprobs_NV)):
-            return False
+        # All of it is computed before anything is read: the device is waited for once.
+        found: list[tuple[np.ndarray, torch.Tensor]] = []
         if request.prompt_logprobs:
-            actual_N1 = torch.tensor(request.prompt[positions], device=logits_NV.device)[:, None]
-            self._logprobs_L[positions] = logprobs_NV.gather(-1, actual_N1)[:, 0].cpu().numpy()
+            actual_N1 = send(request.prompt[positions], torch.int64, device)[:, None]
+            found.append((self._logprobs_L[positions], logprobs_NV.gather(-1, actual_N1)[:, 0]))
         if request.topk_prompt_logprobs:
             ids_NK, values_NK = top_logprobs(logprobs_NV, request.topk_prompt_logprobs)
-            self._topk.token_ids[positions] = ids_NK.cpu().numpy()
-            self._topk.logprobs[positions] = values_NK.cpu().numpy()
-        self._blank_before_last_n()
-        before = slice(position - 1, position - 1 + num_rows)
+            found += [(self._topk.token_ids[positions], ids_NK), (self._topk.logprobs[positions], values_NK)]
         if request.target_prompt_logprobs is not None:
-            ids_NK = torch.tensor(request.target_prompt_logprobs[before], dtype=torch.int64, device=logits_NV.device)
+            ids_NK = send(request.target_prompt_logprobs[before], torch.int64, device)
             values_NK = logprobs_NV.gather(-1, ids_NK.clamp(min=0)).masked_fill(ids_NK < 0, 0.0)
-            self._targets_LK[before] = values_NK.cpu().numpy()
+            found.append((self._targets_LK[before], values_NK))
         if request.prompt_alt_tokens_k:
-            self._draw_alternatives(before, logits_NV)
+            found += self._draw_alternatives(before, logits_NV)
+        are_finite_N, *values = fetch([are_finite(logprobs_NV), *(tensor for _, tensor in found)])
+        if not are_finite_N.all():
+            return False
+        for (place, _), value in zip(found, values, strict=True):
+            place[...] = value
+        self._blank_before_last_n()
         return True
 
     def _blank_before_last_n(self) -> None:
@@ -112,16 +117,19 @@ class PromptScores:
             self._topk.token_ids[unasked] = SENTINEL_TOKEN
             self._topk.logprobs[unasked] = SENTINEL_LOGPROB
 
-    def _draw_alternatives(self, before: slice, logits_NV: torch.Tensor) -> None:
+    def _draw_alternatives(self, before: slice, logits_NV: torch.Tensor) -> list[tuple[np.ndarray, torch.Tensor]]:
+        """What is drawn, and where it goes."""
         request = self._request
         rules = [ChoiceRule(temperature=request.temperature, barred=self._barred)] * logits_NV.shape[0]
         logprobs_NV = scaled_logprobs(logits_NV, rules)
+        drawn: list[tuple[np.ndarray, torch.Tensor]] = []
         for k in range(request.prompt_alt_tokens_k):
             stream = _ALTERNATIVES_STREAM + k
             uniforms = [uniform(request.seed, stream, position) for position in range(before.start, before.stop)]
             tokens_N = choose(logprobs_NV, rules, uniforms)
-            self._alternatives.token_ids[before, k] = tokens_N.cpu().numpy()
-            self._alternatives.logprobs[before, k] = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].cpu().numpy()
+            drawn.append((self._alternatives.token_ids[before, k], tokens_N))
+            drawn.append((self._alternatives.logprobs[before, k], logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]))
+        return drawn
 
 
 def _empty_top(length: int, k: int) -> TopLogprobs:

@@ -5,6 +5,7 @@ tokens, a step behind, and all that goes there goes by the one way that nobody w
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -93,3 +94,36 @@ def test_a_step_reads_the_tokens_before_it_and_nothing_else(
     assert len(ended) == 4
     assert crossings.counts == {}
     assert others == {}
+
+
+@pytest.mark.parametrize("kind", ["pages"])
+def test_all_that_is_asked_about_a_prompt_is_read_at_once(
+    caches: Caches, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+        reads["scores"] += 1
+        return [np.ones(tensor.shape) for tensor in tensors]
+
+    monkeypatch.setattr("twinkle.sampler.prompt_scores.fetch", fetch)
+    model, _ = valueless_model(FAMILIES["qwen3"](), monkeypatch)
+    sampler = SteppedTorchSampler(model, slots=4, chunk_tokens=64, caches=caches)
+    prompt = tuple(range(7, 57))
+    sampler.add(
+        SampleRequest(
+            key="asked",
+            adapter=None,
+            prompt=prompt,
+            seed=1,
+            max_tokens=1,
+            stop_token_ids=frozenset(),
+            prompt_logprobs=True,
+            topk_prompt_logprobs=3,
+            prompt_alt_tokens_k=2,
+            target_prompt_logprobs=np.full((len(prompt) - 1, 2), 5, dtype=np.int64),
+        )
+    )
+    with Crossings() as crossings:
+        while sampler.has_work:
+            sampler.step()
+    assert reads["scores"] == 1
+    assert crossings.counts == {}
