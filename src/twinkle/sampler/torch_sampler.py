@@ -146,9 +146,8 @@ class SteppedTorchSampler(SteppedSampler):
 
     def _layout(self, request: SampleRequest) -> PictureLayout | None:
         """The prompt's pictures, computed; raises ``InvalidInput`` for one that cannot be decoded."""
-        if self._model.pictures is None:
-            return None
-        return self._model.pictures.layout(len(request.prompt), request.pictures)
+        encoder = self._model.pictures
+        return None if encoder is None else encoder.layout(len(request.prompt), request.pictures)
 
     def cancel(self, key: str) -> None:
         """See :class:`SteppedSampler`."""
@@ -214,6 +213,7 @@ class SteppedTorchSampler(SteppedSampler):
                 fresh = self._run_pass(works, failures)
             except torch.OutOfMemoryError as error:
                 self._prefixes.clear()
+                self._model.give_back_memory()
                 raise OutOfMemory(f"a sampling pass over {len(works)} sequences did not fit the device") from error
         # Where tokens are read behind, the device has its next work before the host waits for what came before.
         due, self._unread = (self._unread, fresh) if self._reads_behind else (fresh, [])

@@ -13,6 +13,7 @@ import torch
 
 from harness.families import FAMILIES, SAMPLED, SAMPLED_WITH_STATES
 from harness.valueless import Crossings, packed_kernel_for, valueless_model
+from twinkle.core.errors import OutOfMemory
 from twinkle.infra.sending import Arriving
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
@@ -127,3 +128,30 @@ def test_all_that_is_asked_about_a_prompt_is_read_at_once(
             sampler.step()
     assert reads["scores"] == 1
     assert crossings.counts == {}
+
+
+@pytest.mark.parametrize("kind", ["pages"])
+def test_a_pass_that_did_not_fit_gives_back_what_is_kept_to_be_quick(
+    caches: Caches, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's allocator keeps memory in pieces that nothing else fits into."""
+    given_back: list[str] = []
+    monkeypatch.setattr("twinkle.model.fused.model.Torch.empty_cache", lambda: given_back.append("the allocator's"))
+    model, _ = valueless_model(FAMILIES["qwen3-moe"](), monkeypatch)
+    sampler = SteppedTorchSampler(model, slots=4, chunk_tokens=64, caches=caches)
+    request, *_ = requests_of(model)
+    with monkeypatch.context() as patch:
+
+        def no_room(*args: object, **options: object) -> None:
+            raise torch.OutOfMemoryError("device")
+
+        patch.setattr(model, "run_packed", no_room)
+        patch.setattr(model.pool, "release_stacks", lambda: given_back.append("stacks"))
+        sampler.add(request)
+        with pytest.raises(OutOfMemory):
+            sampler.step()
+    assert given_back == ["stacks", "the allocator's"]
+    ended = []
+    while sampler.has_work:
+        ended += sampler.step()
+    assert [type(outcome) for outcome in ended] == [SampleResult]

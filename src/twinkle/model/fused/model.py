@@ -18,6 +18,7 @@ from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.support import WITH_PICTURES, check_config
 from twinkle.infra.device_memory import DeviceMemory, bytes_of, unbounded
 from twinkle.infra.device_mesh import DeviceMesh
+from twinkle.infra.frameworks import Torch
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
@@ -156,7 +157,7 @@ class FusedLoraModel:
             lockstep=ranks if shard else ALONE,
             encoder=self.pictures,
             recomputation=self._recomputation,
-            release=self.pool.release_stacks,
+            release=self.give_back_memory,
         )
         if shard:
             self.pool.release_weights(model)
@@ -166,6 +167,12 @@ class FusedLoraModel:
             # in inference mode, no gradient could ever be computed with them.
             self._step.run_idle(backward=False)
         self._check(probe)
+
+    def give_back_memory(self) -> None:
+        """Give back what is kept of the device's memory to be quick: after a pass for which there was none."""
+        self.pool.release_stacks()
+        # torch's allocator keeps it in pieces that nothing else may fit into.
+        Torch.empty_cache()
 
     def _idle_forward(self, num_tokens: int) -> torch.Tensor:
         """Hidden states of so many tokens that nobody owns, with their graph."""

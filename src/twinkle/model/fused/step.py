@@ -167,8 +167,6 @@ class FusedStep:
 
     def _recover_memory(self, places: Sequence[DatumPlace], size: PassSize, failure: OutOfMemory) -> None:
         self._release()
-        if self._device.type != "cpu":
-            torch.accelerator.empty_cache()
         num_tokens = sum(run.job.data[index].tokens.size for run, index in places)
         if len(places) > 1:
             size.shrink(num_tokens)
