@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.journal import Bench
 from harness.operations import Request, create, forward_backward, optim_step, replayed, submit_run
@@ -113,8 +114,9 @@ def test_the_device_does_not_wait_for_a_commit_because_the_time_of_a_drain_is_ov
     _assert_as_one_by_one(worker, bench, run)
 
 
+@pytest.mark.parametrize("who_notices", ["the commit", "the keeper"])
 def test_whoever_takes_the_mesh_between_two_drains_does_what_was_not_committed(
-    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+    who_notices: str, bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
 ) -> None:
     run = submit_run(bench, *STEPS, *STEPS)
     worker = make_worker(snapshot_every_ops=100, clerk=beside)
@@ -126,11 +128,16 @@ def test_whoever_takes_the_mesh_between_two_drains_does_what_was_not_committed(
 
     successor.drain(1)
     has_successor.set()
-    worker.drain()
+    if who_notices == "the keeper":
+        worker.keeper.give_up()
+    with capture_logs() as said:
+        worker.worker.drain(budget_s=1e9)
     successor.drain()
 
     _assert_as_one_by_one(successor, bench, run)
     assert worker.keeper.current() is None
+    assert [line["event"] for line in said].count("worker.fenced") == 1
+    assert worker.residents.held == set() and not worker.worker._has_under_way
 
 
 def test_results_are_brought_into_wire_form_while_the_device_goes_on(

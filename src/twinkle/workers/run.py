@@ -116,6 +116,7 @@ class MeshWorker(Generic[State]):
             while not self._stopping and self._clock.now() < ends_at:
                 lease = self._keeper.current()
                 if lease is None:
+                    self._leave()
                     return False
                 self._enter(lease)
                 self._transfers.changed.clear()
@@ -196,6 +197,12 @@ class MeshWorker(Generic[State]):
         if lease.epoch != self._epoch:
             self._drop_all()
             self._epoch = lease.epoch
+
+    def _leave(self) -> None:
+        """The mesh is somebody else's, as the keeper has found out: what is in hand is not ours to go on with."""
+        if self._has_under_way:
+            _log.warning("worker.fenced", error="the lease has ended", next="whoever holds the mesh goes on with it")
+            self._drop_all()
 
     def _drop_all(self) -> None:
         self._drop_training([])
