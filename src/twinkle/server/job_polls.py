@@ -69,9 +69,15 @@ class JobPolls(HeldPolls[_Follower]):
         return await read() if news is None else news
 
     def _read(self, job_id: str, tenant: str, after: int, limit: int) -> News:
-        # The job first: if it has ended by then, its last event is among those that are read now.
-        job = self._jobs.find(job_id, tenant)
-        return News(self._jobs.events(job_id, tenant, after=after, limit=limit), job)
+        # The job before and after: it is never older than its events, and where it has ended its last event is among
+        # those that are read.
+        before = self._jobs.find(job_id, tenant)
+        while True:
+            events = self._jobs.events(job_id, tenant, after=after, limit=limit)
+            job = self._jobs.find(job_id, tenant)
+            if before.state.is_final or not job.state.is_final:
+                return News(events, job)
+            before = job
 
     async def _sweep(self) -> None:
         ids = list(self._waiters)

@@ -12,6 +12,7 @@ import pytest
 
 from twinkle.core.job import JobEvent, JobState
 from twinkle.core.lease import ProcessIdentity
+from twinkle.storage.jobs.jobs import Jobs
 
 if TYPE_CHECKING:
     from conftest import Api
@@ -232,3 +233,27 @@ def test_the_schema_is_published_to_everybody(api: Api) -> None:
 
     assert schema.headers["content-type"] == "application/schema+json"
     assert "ops" in schema.json()["properties"]["kind"]["enum"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_job_is_told_no_older_than_its_events_and_its_end_with_the_last_of_them(
+    moment: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled right before or right after its events are read."""
+    job = _submit(http)["id"]
+    events, cancelled = Jobs.events, list[int]()
+
+    def read(jobs: Jobs, job_id: str, tenant: str, **behind: int) -> list[JobEvent]:
+        found = events(jobs, job_id, tenant, **behind) if moment == "after" else None
+        if not cancelled:
+            cancelled.append(1)
+            jobs.request_cancel(job_id, tenant)
+        return events(jobs, job_id, tenant, **behind) if found is None else found
+
+    monkeypatch.setattr(Jobs, "events", read)
+
+    heard = _get(http, f"/{job}/events").json()
+
+    assert cancelled
+    assert heard["job"]["state"] == "cancelled"
+    assert [event["message"] for event in heard["events"]][-1] == "cancelled"
