@@ -152,6 +152,8 @@ def run_parts(run: Run, parts: Mapping[str, Part]) -> list[str]:
         try:
             with broken_off_after(own.left_s + GRACE_S):
                 value = part(own)
+        except subprocess.TimeoutExpired as error:
+            value = {"failed": f"not done after {error.timeout:.0f} s"}
         except Exception as error:  # noqa: BLE001 - the border: the hour with a device is worth more than one part
             value = {"failed": f"{type(error).__name__}: {error}"}
         run.add(name, value)
