@@ -172,6 +172,15 @@ def test_a_part_that_takes_too_long_is_broken_off_and_says_so(
     assert written["late"]["skipped"].endswith("s were left")
 
 
+def test_of_a_part_whose_process_was_not_done_in_time_no_command_line_is_told(gpu: ModuleType, tmp_path: Path) -> None:
+    def late(_: object) -> object:
+        raise subprocess.TimeoutExpired(["python", "/home/me/tests"], 69.1)
+
+    run = new_run(gpu, tmp_path, left_s=100.0)
+    assert gpu.run_parts(run, {"tests": late}) == ["tests"]
+    assert json.loads(run.output.read_text()) == {"tests": {"failed": "not done after 69 s"}}
+
+
 def test_a_part_leaves_time_to_those_after_it(gpu: ModuleType, tmp_path: Path) -> None:
     run = new_run(gpu, tmp_path, left_s=1000.0)
     left = {}
