@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from twinkle.core.events import event_log
-from twinkle.infra.sending import send
+from twinkle.infra.sending import Parcel, send
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.packed_products import LayerUpdates, NoUpdates
@@ -113,11 +113,9 @@ class Tables:
             np.stack([each for each, _ in laid_out], axis=1),
             *_takers(groups, starts),
         ]
-        sent = send(np.concatenate([_padded(part) for part in parts]), torch.int64, device)
-        tables, start = [], 0
-        for part in parts:
-            tables.append(sent[start : start + part.size].view(part.shape))
-            start += part.size + -part.size % ALIGNED
+        parcel = Parcel(sum(part.size + -part.size % ALIGNED for part in parts), torch.int64, device)
+        tables = [parcel.put(_padded(part))[: part.size].view(part.shape) for part in parts]
+        parcel.send()
         tiles, bases, places, takers, ranges = tables
         return cls(
             tiles=tiles,
