@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import psutil
 import pytest
 import redis
 
@@ -192,10 +193,12 @@ def test_a_job_goes_on_when_a_part_is_killed_under_it(struck: JobsStruck, calm: 
 
 def test_a_job_whose_message_is_lost_is_handed_out_again(struck: JobsStruck, calm: Job) -> None:
     url = (struck.served.home / "broker-url").read_text().strip()
-    struck.served.part("the jobs worker").kill()
-    with redis.Redis.from_url(url) as broker:
+    worker = struck.served.part("the jobs worker")
+    # While the supervisor stands still, no next jobs worker comes that would take the message first.
+    with struck.served.standing_still(struck.served.pid), redis.Redis.from_url(url, socket_timeout=None) as broker:
+        worker.kill()
+        wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE, what="the jobs worker's end")
         job_id = struck.submit()
-        # Taken at once: the next jobs worker is there within a second.
         assert broker.blpop(JOBS_QUEUE, timeout=60), "no message"
         broker.flushall()
 
