@@ -49,9 +49,9 @@ from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.clerk import OneThread
 from twinkle.workers.engine import Pass, PassAnswer
-from twinkle.workers.null_engine import NullEngine, NullState
+from twinkle.workers.engines.null_engine import NullEngine, NullState
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.sampling import CacheGroups
+from twinkle.workers.sampling.sampling import CacheGroups
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("celery", "redis", "psycopg", "numpy", "protobuf")

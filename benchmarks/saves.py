@@ -41,9 +41,9 @@ from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.clerk import OneThread
-from twinkle.workers.null_engine import NullEngine, NullState
+from twinkle.workers.engines.null_engine import NullEngine, NullState
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.sampling import CacheGroups
+from twinkle.workers.sampling.sampling import CacheGroups
 
 RESULTS = Path(__file__).parent / "results"
 NUM_SAVES = 8

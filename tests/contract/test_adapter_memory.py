@@ -15,8 +15,8 @@ from harness.worker import BrokenEngine, MakeWorker, WorkerRig
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.workers.null_engine import NullState
-from twinkle.workers.parked import Resident
+from twinkle.workers.adapters.parked import Resident
+from twinkle.workers.engines.null_engine import NullState
 
 RANK_BYTES = 16
 """What the engine below says a rank takes while it trains; a copy to sample from takes a quarter of it."""

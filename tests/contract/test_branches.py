@@ -18,7 +18,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, OperationState
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
-from twinkle.workers.null_engine import NullState
+from twinkle.workers.engines.null_engine import NullState
 
 KEEP_ALL = Retention(keep_s=1e12, every_ops=4, max_snapshots=100)
 STEP = (OperationKind.FORWARD_BACKWARD, OperationKind.OPTIM_STEP)

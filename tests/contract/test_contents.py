@@ -17,8 +17,8 @@ from twinkle.core.operation import FailureCategory, OperationKind, Payload, Subm
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.checkpoints import NewCopy
 from twinkle.storage.journal.records import Records
-from twinkle.workers.artifacts import Artifacts, CheckpointToSave
-from twinkle.workers.null_engine import NullState
+from twinkle.workers.adapters.artifacts import Artifacts, CheckpointToSave
+from twinkle.workers.engines.null_engine import NullState
 
 PATH = "tinker://a/weights/x"
 

@@ -6,8 +6,8 @@ import pytest
 
 from harness.journal import Bench
 from twinkle.core.errors import ConfigError
-from twinkle.server.joining import fingerprint_of
-from twinkle.server.signing import Signer
+from twinkle.server.access.joining import fingerprint_of
+from twinkle.server.access.signing import Signer
 from twinkle.storage.tenants.deployment import FORGOTTEN_AFTER_S, RENEW_EVERY_S
 
 OURS, OTHERS = fingerprint_of(Signer(b"ours")), fingerprint_of(Signer(b"another"))

@@ -11,7 +11,7 @@ import pytest
 from harness.journal import Bench, done, new_sampler, submission
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
-from twinkle.server.lane_polls import LanePolls
+from twinkle.server.answering.lane_polls import LanePolls
 from twinkle.server.threads import Threads
 from twinkle.storage.database import Database, Row
 from twinkle.storage.sampling.sampling_sessions import EndedSample

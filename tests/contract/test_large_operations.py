@@ -22,7 +22,7 @@ from harness.worker import BrokenEngine, MakeWorker, WorkerRig
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.core.slices import Slices
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
-from twinkle.workers.null_engine import NullState
+from twinkle.workers.engines.null_engine import NullState
 
 SLICE_TOKENS = 10
 SLICE_S = 1.0

@@ -27,8 +27,8 @@ from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import OutOfMemory, StatementFailed, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.journal.records import PastOperation
-from twinkle.workers.null_engine import NullState
-from twinkle.workers.parked import Resident
+from twinkle.workers.adapters.parked import Resident
+from twinkle.workers.engines.null_engine import NullState
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from twinkle.scheduler.placement import choose_mesh, spread
 from twinkle.storage.database import Row, Transaction
 from twinkle.storage.journal import moves
 from twinkle.storage.journal.meshes import MeshStatus
-from twinkle.workers.null_engine import NullEngine
+from twinkle.workers.engines.null_engine import NullEngine
 
 OTHER = "mesh1"
 

@@ -19,8 +19,8 @@ from twinkle.core.settings import Settings, load_settings
 from twinkle.storage.blobs import FolderStore
 from twinkle.wire.sample_result import decode_sample_response
 from twinkle.workers.endings import Execution
-from twinkle.workers.sampling import CacheGroups
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
+from twinkle.workers.sampling.sampling import CacheGroups
 
 PROMPT = list(range(7, 307))
 

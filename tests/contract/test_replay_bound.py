@@ -17,7 +17,7 @@ from harness.operations import Request, create, forward_backward, optim_step, re
 from harness.worker import BreakableBlobs, Killed, WorkerRig
 from twinkle.core.errors import StorageUnavailable
 from twinkle.storage.blobs import FolderStore
-from twinkle.workers.replay import Rebuilt
+from twinkle.workers.adapters.replay import Rebuilt
 
 LONG_WINDOW = 60
 

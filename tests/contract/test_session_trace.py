@@ -16,7 +16,7 @@ from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
-from twinkle.server.session_trace import trace_of
+from twinkle.server.answering.session_trace import trace_of
 from twinkle.storage.database import Database
 
 SESSION = "session-t0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.journal import MESH, Bench
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
-from twinkle.workers.threads import ThreadRecord
+from twinkle.workers.engines.threads import ThreadRecord
 
 CPU = "Some CPU"
 

@@ -21,7 +21,7 @@ from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import OptimStepRequest
 from twinkle.wire.training import decode_data
 from twinkle.workers.engine import Pass
-from twinkle.workers.null_engine import NullEngine, NullState
+from twinkle.workers.engines.null_engine import NullEngine, NullState
 
 Kind = Literal["invoke", "accepted", "ok", "fail", "unknown"]
 ReadBlob = Callable[[str], bytes]

@@ -26,8 +26,8 @@ from twinkle.storage.journal.turns import Choose, Followed
 from twinkle.storage.stores import Stores
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
-from twinkle.workers.null_engine import NullEngine, NullState
-from twinkle.workers.sampling import CacheGroups
+from twinkle.workers.engines.null_engine import NullEngine, NullState
+from twinkle.workers.sampling.sampling import CacheGroups
 
 CLAIM_S = 0.01
 """How much time a claim takes on the clock moved by hand, so that a budget is a number of batches."""

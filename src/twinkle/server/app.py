@@ -19,38 +19,39 @@ from twinkle.core.settings import Settings
 from twinkle.grading.rewards import RewardProcesses
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener
 from twinkle.scheduler.token_stream import token_channel
-from twinkle.server import downloads, health
-from twinkle.server.auth import Keys, Tokens
+from twinkle.server import health
+from twinkle.server.access.auth import Keys, Tokens
+from twinkle.server.access.joining import Membership
+from twinkle.server.access.links import DownloadLinks
+from twinkle.server.access.sealing import Sealer
+from twinkle.server.access.signing import Cursors, Signer, hook_key, secret_of
+from twinkle.server.admission.holding import HoldingLimits
+from twinkle.server.admission.quota import Quotas
+from twinkle.server.answering import downloads
+from twinkle.server.answering.held_results import HeldResults
+from twinkle.server.answering.job_polls import JobPolls
+from twinkle.server.answering.lane_polls import LanePolls
+from twinkle.server.answering.token_feeds import TokenFeeds
+from twinkle.server.answering.turns import Turns
 from twinkle.server.boards import MeshBoard, QueueBoard
-from twinkle.server.body import Bodies, ByteBudget
+from twinkle.server.connections.free_memory import FreedMemory
 from twinkle.server.errors import install_error_answers
 from twinkle.server.fine_tuned import FineTunedModels
-from twinkle.server.free_memory import FreedMemory
 from twinkle.server.futures import Futures
-from twinkle.server.held_results import HeldResults
-from twinkle.server.holding import HoldingLimits
-from twinkle.server.in_progress import RequestsInProgress
-from twinkle.server.job_polls import JobPolls
-from twinkle.server.joining import Membership
-from twinkle.server.lane_polls import LanePolls
-from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.native import router as native_router
 from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
-from twinkle.server.quota import Quotas
 from twinkle.server.readiness import ObjectBoard
-from twinkle.server.resends import Resends
-from twinkle.server.sealing import Sealer
-from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
+from twinkle.server.receiving.body import Bodies, ByteBudget
+from twinkle.server.receiving.in_progress import RequestsInProgress
+from twinkle.server.receiving.resends import Resends
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Listings, Threads
 from twinkle.server.tinker.routes import direct as tinker_direct
 from twinkle.server.tinker.routes import router as tinker_router
-from twinkle.server.token_feeds import TokenFeeds
-from twinkle.server.turns import Turns
 from twinkle.server.twinkle.routes import openai as twinkle_openai_router
 from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema

@@ -12,7 +12,7 @@ from twinkle.core.addresses import Network, judge_host, parse_networks
 from twinkle.core.errors import InvalidInput
 from twinkle.core.ids import new_id
 from twinkle.core.job import DEFAULT_NICE, Dependency, Job, JobKind, NewJob
-from twinkle.server.sealing import Sealer
+from twinkle.server.access.sealing import Sealer
 from twinkle.server.state import ServerState
 from twinkle.wire.bodies.jobs import AfterJob, JobRequest
 from twinkle.wire.bodies.jobs_specs import parse_spec

@@ -22,16 +22,16 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, model_serializer
 from pydantic.json_schema import JsonSchemaMode
 from starlette.types import Message, Receive, Scope, Send
 
-from twinkle.server.direct import DirectRoutes
-from twinkle.server.echo import echoing, request_id_to_echo
+from twinkle.server.answering.held_results import HeldResults
+from twinkle.server.answering.turns import Turns
+from twinkle.server.connections.direct import DirectRoutes
+from twinkle.server.connections.echo import echoing, request_id_to_echo
+from twinkle.server.connections.free_memory import FreedMemory
+from twinkle.server.connections.mounting import unmounted
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
-from twinkle.server.free_memory import FreedMemory
-from twinkle.server.held_results import HeldResults
-from twinkle.server.in_progress import RequestsInProgress
-from twinkle.server.mounting import unmounted
-from twinkle.server.request_metadata import MAX_KEY_LENGTH
+from twinkle.server.receiving.in_progress import RequestsInProgress
+from twinkle.server.receiving.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
-from twinkle.server.turns import Turns
 
 PATH = "/openapi.json"
 PROTOBUF = "application/x-protobuf"

@@ -12,12 +12,12 @@ from fastapi import FastAPI
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.server.access.joining import fingerprint_of
+from twinkle.server.access.signing import Signer, secret_of
 from twinkle.server.app import create_app, prepare_database
-from twinkle.server.doors import Door, DoorConfig, DoorLimits, GuardedProtocol
-from twinkle.server.free_memory import keep_out_of_collections
-from twinkle.server.joining import fingerprint_of
+from twinkle.server.connections.doors import Door, DoorConfig, DoorLimits, GuardedProtocol
+from twinkle.server.connections.free_memory import keep_out_of_collections
 from twinkle.server.openapi import Api
-from twinkle.server.signing import Signer, secret_of
 from twinkle.server.state import state_of
 from twinkle.storage.database import Database
 from twinkle.storage.tenants.deployment import Deployment

@@ -14,30 +14,30 @@ from twinkle.core.errors import Unauthenticated
 from twinkle.core.scopes import ALL_SCOPES, Scope
 from twinkle.core.settings import Settings
 from twinkle.grading.rewards import RewardProcesses
-from twinkle.server.acting import Acting, acting_in
-from twinkle.server.any_key import refuse_strangers
-from twinkle.server.auth import Keys, Tokens
+from twinkle.server.access.acting import Acting, acting_in
+from twinkle.server.access.any_key import refuse_strangers
+from twinkle.server.access.auth import Keys, Tokens
+from twinkle.server.access.links import DownloadLinks
+from twinkle.server.access.scopes import READING, check_room, refuse_beyond_scopes, refuse_suspended
+from twinkle.server.access.sealing import Sealer
+from twinkle.server.access.signing import Cursors
+from twinkle.server.admission.holding import HoldingLimits
+from twinkle.server.admission.quota import Quotas
+from twinkle.server.answering.held_results import HeldResults
+from twinkle.server.answering.job_polls import JobPolls
+from twinkle.server.answering.lane_polls import LanePolls
+from twinkle.server.answering.token_feeds import TokenFeeds
 from twinkle.server.boards import MeshBoard, QueueBoard
-from twinkle.server.body import Bodies, charge_to
+from twinkle.server.connections.free_memory import FreedMemory
 from twinkle.server.fine_tuned import FineTunedModels
-from twinkle.server.free_memory import FreedMemory
 from twinkle.server.futures import Futures
-from twinkle.server.held_results import HeldResults
-from twinkle.server.holding import HoldingLimits
-from twinkle.server.in_progress import RequestsInProgress
-from twinkle.server.job_polls import JobPolls
-from twinkle.server.lane_polls import LanePolls
-from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
-from twinkle.server.quota import Quotas
 from twinkle.server.readiness import ObjectBoard
-from twinkle.server.resends import Resends
-from twinkle.server.scopes import READING, check_room, refuse_beyond_scopes, refuse_suspended
-from twinkle.server.sealing import Sealer
-from twinkle.server.signing import Cursors
+from twinkle.server.receiving.body import Bodies, charge_to
+from twinkle.server.receiving.in_progress import RequestsInProgress
+from twinkle.server.receiving.resends import Resends
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Listings, Threads
-from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore

@@ -20,32 +20,32 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
-from twinkle.workers.absence import Absences
-from twinkle.workers.adapter_memory import AdapterMemory
-from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.adapters.absence import Absences
+from twinkle.workers.adapters.adapter_memory import AdapterMemory
+from twinkle.workers.adapters.artifacts import Artifacts
+from twinkle.workers.adapters.departures import Departures
+from twinkle.workers.adapters.replay import Replay
+from twinkle.workers.adapters.residents import Residents
+from twinkle.workers.adapters.snapshots import Snapshots
 from twinkle.workers.beginnings import Beginnings
-from twinkle.workers.calls import Calls
 from twinkle.workers.clerk import Beside, Clerk
-from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine, State
+from twinkle.workers.engines.loss_graphs import LossGraphs
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
-from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.recording import Recorder
-from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.requests import Requests
-from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
-from twinkle.workers.sample_rounds import SampleRounds
-from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.sampling import CacheGroups, SampleDesk
+from twinkle.workers.sampling.rounds import SampleRounds
+from twinkle.workers.sampling.sampling import CacheGroups, SampleDesk
+from twinkle.workers.sampling.token_reports import TokenReports
+from twinkle.workers.sampling.weights import SamplerWeights
+from twinkle.workers.scripts.calls import Calls
 from twinkle.workers.singles import Singles
-from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.steps import Transfers
-from twinkle.workers.token_reports import TokenReports
 
 _PASS_TOKENS_CLAIMED = 16_384
 

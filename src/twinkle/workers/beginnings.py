@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from twinkle.core.adapter import Grant
 from twinkle.core.operation import Claim
 from twinkle.storage.journal.records import Records
+from twinkle.workers.adapters.residents import Residents
+from twinkle.workers.adapters.snapshots import Snapshots
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.residents import Residents
-from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.steps import Steps, Transfers
 
 

@@ -19,11 +19,11 @@ from twinkle.storage.journal.turns import Followed
 from twinkle.wire.bodies.training import OptimStepRequest
 from twinkle.wire.calls import is_call
 from twinkle.wire.training_result import ForwardBackwardResult
+from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.endings import Endings, Execution, of_a_batch, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
 from twinkle.workers.requests import ReadAhead, Requests
-from twinkle.workers.residents import Residents
-from twinkle.workers.sampling import CacheGroups
+from twinkle.workers.sampling.sampling import CacheGroups
 from twinkle.workers.singles import Singles
 from twinkle.workers.steps import Job, Steps, Transfers, timed, with_turns
 from twinkle.workers.under_way import PASSES, Batch, Lanes, Operation

@@ -30,10 +30,10 @@ from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.clerk import OneThread
 from twinkle.workers.engine import Engine
-from twinkle.workers.null_engine import NullEngine
+from twinkle.workers.engines.null_engine import NullEngine
+from twinkle.workers.engines.threads import ThreadRecord, thread_limit
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.sampling import CacheGroups
-from twinkle.workers.threads import ThreadRecord, thread_limit
+from twinkle.workers.sampling.sampling import CacheGroups
 
 _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
@@ -194,8 +194,8 @@ def build_engine(settings: Settings) -> Engine[Any]:
         )
     # They import torch, which takes seconds and which the null engine does without.
     with without_collector():
+        from twinkle.workers.engines.transformers_engine import TransformersEngine  # noqa: PLC0415
         from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
-        from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
 
     if settings.ranks > 1 or on_ray:
         return RankedEngine.start(settings)

@@ -20,11 +20,11 @@ from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.storage.journal.executing import Committed
 from twinkle.storage.journal.journal import Journal
 from twinkle.wire.training_result import encode_forward_backward_output
+from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.endings import Endings, Execution
 from twinkle.workers.engine import State
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.residents import Residents
 
 Half: TypeAlias = Literal["worker", "sampler"]
 """Of the step loop: trains, or samples. Crash points are named after them."""

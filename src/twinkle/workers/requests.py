@@ -14,7 +14,7 @@ from twinkle.wire.bodies.training import OptimStepRequest
 from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.training import ForwardBackwardBody, decode_data
 from twinkle.workers.endings import refuse_rejected
-from twinkle.workers.loss_graphs import LossGraphs
+from twinkle.workers.engines.loss_graphs import LossGraphs
 from twinkle.workers.steps import Steps, Transfers
 
 ReadAhead: TypeAlias = ForwardBackwardBody | Call | OptimStepRequest | Exception

@@ -22,9 +22,10 @@ from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Followed, Head
-from twinkle.workers.absence import Absences
+from twinkle.workers.adapters.absence import Absences
+from twinkle.workers.adapters.departures import Departures
+from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.clerk import Clerk
-from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings, Execution
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
@@ -32,10 +33,9 @@ from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.recording import Half, Recorded, Recorder
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.residents import Residents
-from twinkle.workers.sample_rounds import SampleRounds
-from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.sampling.rounds import SampleRounds
+from twinkle.workers.sampling.sampling import SampleDesk
+from twinkle.workers.sampling.weights import SamplerWeights
 from twinkle.workers.steps import Job, Transfers
 
 _STORAGE_RETRY_S = 0.5

@@ -31,15 +31,15 @@ from twinkle.wire.bodies.training import (
 )
 from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.paths import SamplingSessionId
+from twinkle.workers.adapters.artifacts import Artifacts, CheckpointToSave
+from twinkle.workers.adapters.replay import Replay
+from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.answered import Answered, window_failed
-from twinkle.workers.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.beginnings import Beginnings, LoadRequest
-from twinkle.workers.calls import Calls
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.replay import Replay
 from twinkle.workers.requests import ReadAhead
-from twinkle.workers.residents import Residents
-from twinkle.workers.sampler_weights import SamplerWeights
+from twinkle.workers.sampling.weights import SamplerWeights
+from twinkle.workers.scripts.calls import Calls
 from twinkle.workers.steps import Steps
 
 

@@ -10,7 +10,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.infra.device_memory import host_bytes
 from twinkle.module.lora import LoraConfig
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
 def test_ranks_that_do_not_fit_are_not_offered_and_what_fits_is_counted_as_it_is(

@@ -18,7 +18,7 @@ from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler.request import SampleRequest
 from twinkle.sampler.torch_sampler import SteppedTorchSampler
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 CPU = torch.device("cpu")
 DatumMaker = Callable[..., Datum]

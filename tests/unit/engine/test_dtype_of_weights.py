@@ -8,7 +8,7 @@ import torch
 
 from twinkle.core.settings import Settings
 from twinkle.module.lora import LoraConfig
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
 @pytest.mark.parametrize(("asked", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])

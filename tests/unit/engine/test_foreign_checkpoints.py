@@ -16,7 +16,7 @@ from twinkle.core.settings import Settings
 from twinkle.hub.image_processor import PROCESSOR_FILE
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 TOKENS = torch.randint(0, SIZES["vocab_size"], (23,), generator=torch.Generator().manual_seed(3))
 HEADS, GROUPS, HEAD_SIZE = SIZES["num_attention_heads"], SIZES["num_key_value_heads"], 16

@@ -17,8 +17,8 @@ from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.probe import Probe
 from twinkle.module.segmented import Route
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.ranks.engine import RankedEngine
-from twinkle.workers.transformers_engine import TransformersEngine
 
 HYBRID = {
     **SIZES,

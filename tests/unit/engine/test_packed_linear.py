@@ -21,7 +21,7 @@ from twinkle.module import packed_linear
 from twinkle.module.lora import LoraConfig, LoraLinear, Segment
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.module.packed_linear import EightBits
-from twinkle.workers.loading import load_served
+from twinkle.workers.engines.loading import load_served
 
 needs_torchao = pytest.mark.skipif(
     find_spec("torchao") is None, reason="torchao is not installed: pip install 'twinkle-queue[quantised]'"

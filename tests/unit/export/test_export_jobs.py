@@ -18,8 +18,8 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.job import JobKind, JobState
 from twinkle.core.settings import Settings
 from twinkle.jobs.export import ExportPlan
-from twinkle.server.sealing import Sealer
-from twinkle.server.signing import Signer, secret_of
+from twinkle.server.access.sealing import Sealer
+from twinkle.server.access.signing import Signer, secret_of
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.reading import stretches_of
 from twinkle.storage.stores import Stores

@@ -21,7 +21,7 @@ from twinkle.model.megatron.layout import leave_layout
 from twinkle.sampler import TorchSampler, vLLMSampler
 from twinkle.sampler.scripts import local
 from twinkle.template import Template
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 MODEL = "Qwen/Qwen3-4B"
 

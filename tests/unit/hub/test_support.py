@@ -19,7 +19,7 @@ from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.core.settings import Settings
 from twinkle.hub.support import check_model
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from harness.fake_worker import FakeWorker
 from twinkle.core.settings import Settings
-from twinkle.server.acting import Acting, acting_for, allow_acting
+from twinkle.server.access.acting import Acting, acting_for, allow_acting
 from twinkle.server.app import create_app
 
 _ASKED = {"/api/v1/sessions": "x-api-key", "/v1/models": "authorization"}

@@ -19,7 +19,7 @@ from twinkle.model.loading import load_base_model
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 from twinkle.template.pictures import picture_preparer
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 SOURCE = Path(__file__).parents[3] / "src" / "twinkle"
 _CODE = """

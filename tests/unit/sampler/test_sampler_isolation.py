@@ -14,7 +14,7 @@ from twinkle.sampler.paged_attention import PagedAttention
 from twinkle.sampler.paged_cache import PagedCache
 from twinkle.sampler.pages import PagePool
 from twinkle.sampler.probe import SamplerProbe
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 attend, attend_pages, pairs = CachedAttention.__call__, PagedAttention.__call__, Route.pairs
 

@@ -15,7 +15,7 @@ from twinkle.wire.sample_result import SampleResult, decode_sample_response
 from twinkle.wire.sampling import SampleRequest, parse_sample
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 pytest.importorskip("vllm")
 

@@ -9,8 +9,8 @@ from twinkle.sampler.sequence import GrowingSequence
 from twinkle.sampler.stops import stop_rule
 from twinkle.sampler.vllm.progress import NAME, RunningSample, VLLMProgress
 from twinkle.wire.sampling import SampleRequest as WireRequest
-from twinkle.workers.sampling import CacheGroups
-from twinkle.workers.wire_forms import sampler_request
+from twinkle.workers.engines.wire_forms import sampler_request
+from twinkle.workers.sampling.sampling import CacheGroups
 
 CONTEXT = 64
 

@@ -11,8 +11,8 @@ import pytest
 
 from harness.clock import HandClock
 from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
-from twinkle.server.auth import Keys, Tokens
-from twinkle.server.signing import Signer
+from twinkle.server.access.auth import Keys, Tokens
+from twinkle.server.access.signing import Signer
 from twinkle.server.threads import Threads
 from twinkle.storage.tenants.tenants import Tenants, ValidKey
 

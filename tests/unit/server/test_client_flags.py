@@ -13,7 +13,7 @@ from tinker.lib.internal_client_holder import BytesSemaphore
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import environment_of, load_settings
-from twinkle.server import body
+from twinkle.server.receiving import body
 from twinkle.wire.compression import decompress
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from harness.calls import optim_step, passes, retrieve
 from harness.fake_worker import BASE_MODEL
 from twinkle.core import errors
 from twinkle.server.app import create_app
-from twinkle.server.direct import DirectRoutes
+from twinkle.server.connections.direct import DirectRoutes
 from twinkle.server.errors import install_error_answers
 from twinkle.server.openapi import Api as App
 from twinkle.server.tinker.routes import direct

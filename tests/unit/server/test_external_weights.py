@@ -13,8 +13,8 @@ import tinker
 
 from harness.fake_worker import WEIGHTS
 from twinkle.core.settings import Settings
-from twinkle.server.downloads import Part, read_range
-from twinkle.server.signing import secret_of
+from twinkle.server.access.signing import secret_of
+from twinkle.server.answering.downloads import Part, read_range
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

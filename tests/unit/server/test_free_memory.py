@@ -15,9 +15,9 @@ import pytest
 from harness.calls import PROTOBUF
 from harness.polling import wait_for
 from twinkle.cli.stack import GIVES_MEMORY_BACK
-from twinkle.server.body import ByteBudget, Held
-from twinkle.server.free_memory import FreedMemory, give_back_free_memory
-from twinkle.server.held_results import HeldResults
+from twinkle.server.answering.held_results import HeldResults
+from twinkle.server.connections.free_memory import FreedMemory, give_back_free_memory
+from twinkle.server.receiving.body import ByteBudget, Held
 
 if TYPE_CHECKING:
     from conftest import Api

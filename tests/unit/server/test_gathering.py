@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from twinkle.server.gathering import GatheringTransport
+from twinkle.server.connections.gathering import GatheringTransport
 
 if TYPE_CHECKING:
     from conftest import Api

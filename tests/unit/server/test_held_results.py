@@ -15,11 +15,11 @@ from harness.calls import passes, retrieve, send_passes
 from harness.fake_worker import BASE_MODEL
 from harness.polling import wait_until
 from twinkle.core.errors import Overloaded
-from twinkle.server.body import ByteBudget, charge_to
-from twinkle.server.held_results import HeldResults, Hold
-from twinkle.server.in_progress import RequestsInProgress
+from twinkle.server.answering.held_results import HeldResults, Hold
+from twinkle.server.answering.turns import PIECE_BYTES, Turns
 from twinkle.server.openapi import Api as App
-from twinkle.server.turns import PIECE_BYTES, Turns
+from twinkle.server.receiving.body import ByteBudget, charge_to
+from twinkle.server.receiving.in_progress import RequestsInProgress
 
 if TYPE_CHECKING:
     from conftest import Api

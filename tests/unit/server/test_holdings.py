@@ -14,7 +14,7 @@ from harness.fake_worker import BASE_MODEL
 from harness.polling import wait_for
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import DiskFull
-from twinkle.server.scopes import check_room
+from twinkle.server.access.scopes import check_room
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.disks import Disks
 from twinkle.storage.tenants.sessions import NewSession

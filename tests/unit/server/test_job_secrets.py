@@ -6,8 +6,8 @@ import secrets
 import pytest
 
 from twinkle.core.errors import InvalidInput
-from twinkle.server.sealing import SHOWN, Sealer, shown
-from twinkle.server.signing import Signer
+from twinkle.server.access.sealing import SHOWN, Sealer, shown
+from twinkle.server.access.signing import Signer
 
 SPEC = {"kind": "export", "to": "hf://me/mine", "hub_token": "canary"}
 

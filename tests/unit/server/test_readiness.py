@@ -15,9 +15,9 @@ import pytest
 from harness.clock import HandClock
 from harness.polling import wait_for
 from twinkle.core.errors import InvalidToken
-from twinkle.server.auth import Tokens
+from twinkle.server.access.auth import Tokens
+from twinkle.server.access.signing import Signer
 from twinkle.server.readiness import ObjectBoard
-from twinkle.server.signing import Signer
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import FolderStore
 

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.types import Message
 
 from twinkle.core.errors import InvalidInput, Overloaded, TooLarge
-from twinkle.server.body import Bodies, ByteBudget, charge_to
+from twinkle.server.receiving.body import Bodies, ByteBudget, charge_to
 from twinkle.server.threads import Threads
 
 MAX_BYTES = 1000

@@ -15,8 +15,8 @@ from harness.polling import wait_for
 from twinkle.core.actor import key_actor
 from twinkle.core.scopes import Scope
 from twinkle.core.settings import Settings
+from twinkle.server.access.scopes import need_of
 from twinkle.server.app import create_app
-from twinkle.server.scopes import need_of
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -56,7 +56,7 @@ def key_of(api: Api, *scopes: Scope, tenant: str = "") -> tuple[str, str]:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=[f"{method} {path}" for method, path in ROUTES])
 def test_every_route_that_changes_something_says_what_a_key_must_be_allowed(method: str, path: str) -> None:
-    assert need_of(method, path) is not None, "add it to twinkle.server.scopes"
+    assert need_of(method, path) is not None, "add it to twinkle.server.access.scopes"
 
 
 def test_a_reading_key_looks_and_collects_and_changes_nothing(served: Api) -> None:

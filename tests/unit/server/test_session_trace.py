@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from tinker import types
 
 from harness.calls import optim_step
-from twinkle.server.signing import Signer, secret_of
+from twinkle.server.access.signing import Signer, secret_of
 
 if TYPE_CHECKING:
     from conftest import Api

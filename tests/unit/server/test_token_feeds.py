@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinkle.scheduler.token_stream import TokenPiece
-from twinkle.server.token_feeds import Expected, HeardSample, TokenFeeds
+from twinkle.server.answering.token_feeds import Expected, HeardSample, TokenFeeds
 
 MAX_TOKENS = 40
 WANTED = Expected(num_samples=1, max_tokens=MAX_TOKENS, topk=None)

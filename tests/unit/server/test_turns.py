@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import httpx
 from starlette.types import Message
 
+from twinkle.server.answering.turns import PIECE_BYTES, Turns, name_flow
 from twinkle.server.openapi import Api as App
-from twinkle.server.turns import PIECE_BYTES, Turns, name_flow
 
 if TYPE_CHECKING:
     from conftest import Api

@@ -17,7 +17,7 @@ from harness.calls import optim_step, retrieve
 from harness.fake_worker import BASE_MODEL
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
-from twinkle.server.direct import DirectRoute
+from twinkle.server.connections.direct import DirectRoute
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

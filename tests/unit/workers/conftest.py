@@ -14,7 +14,7 @@ from twinkle.core.settings import Settings
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.storage.blobs import FolderStore
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 # MKL's mode counts only when it is chosen before the first product of the process, so before any test runs.
 prepare_environment()

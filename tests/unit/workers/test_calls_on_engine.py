@@ -23,7 +23,7 @@ from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import CallAnswer, Pass
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0)]
 WIDTH = max(len(row["input_ids"]) for row in ROWS)

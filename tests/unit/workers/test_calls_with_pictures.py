@@ -16,7 +16,7 @@ from harness.pictures import image_processor, picture_prompt, save_picture_model
 from twinkle.core.errors import InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.model import MultiLoraTransformersModel
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinkle.workers.sample_rounds import DeviceShare
-from twinkle.workers.sampling import SLICE_S
+from twinkle.workers.sampling.rounds import DeviceShare
+from twinkle.workers.sampling.sampling import SLICE_S
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])

@@ -12,7 +12,7 @@ from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 TEXT = "the quick brown fox jumps over the lazy dog. "
 NUM_STEPS = 30

@@ -18,9 +18,9 @@ from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.process import build_engine
 from twinkle.workers.ranks.engine import RankedEngine
-from twinkle.workers.transformers_engine import TransformersEngine
 
 LENGTHS = ((130, 3, 64), (9, 70))
 """Longer than a chunk of the recurrence, and as short as a convolution."""

@@ -14,8 +14,8 @@ from twinkle.core.lease import Lease
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
+from twinkle.workers.engines.null_engine import NullEngine
 from twinkle.workers.lease_keeper import LeaseKeeper
-from twinkle.workers.null_engine import NullEngine
 
 _LEASE_S = 0.06
 """Short, since the keeper's thread waits in real time; what expires does so on the clock moved by hand."""

@@ -20,7 +20,7 @@ from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, decode_data, encode_forward_backward
 from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import Pass
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 LENGTHS = (14, 9, 21, 17)
 SETTINGS = {"dpo_beta": 0.4, "dpo_sft_weight": 0.5}

@@ -18,8 +18,8 @@ from harness.megatron_families import make_family
 from harness.ray_cluster import RayCluster
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.process import build_engine
-from twinkle.workers.transformers_engine import TransformersEngine
 
 TESTS = Path(megatron_engine.__file__).parents[1]
 TIME_LIMIT_S = 550.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from twinkle.wire.sampling import SampleRequest
-from twinkle.workers.null_calls import NullState
-from twinkle.workers.null_engine import NullEngine
+from twinkle.workers.engines.null_calls import NullState
+from twinkle.workers.engines.null_engine import NullEngine
 
 
 def request(*, max_tokens: int, num_samples: int = 1) -> SampleRequest:

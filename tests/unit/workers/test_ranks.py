@@ -26,9 +26,9 @@ from twinkle.wire.sampling import SampleRequest, parse_sample
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import Pass, WrittenState
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.process import build_engine
 from twinkle.workers.ranks.engine import RankedEngine
-from twinkle.workers.transformers_engine import TransformersEngine
 
 LENGTHS = ([30, 5, 17], [9], [4, 40, 8, 3, 12])
 ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0, vocab_size=250)]

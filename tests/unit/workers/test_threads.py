@@ -20,9 +20,9 @@ from twinkle.core.settings import Settings
 from twinkle.infra.rank_group import ALONE
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.wire.sampling import parse_sample
-from twinkle.workers import timed_passes
-from twinkle.workers.threads import candidates, kind_of_cpu, measure_threads, thread_limit, usable_cores
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.engines import timed_passes
+from twinkle.workers.engines.threads import candidates, kind_of_cpu, measure_threads, thread_limit, usable_cores
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_container_has_the_cores_of_its_quota(files: dict[str, str], cores: in
 def test_a_process_has_the_cores_it_is_bound_to() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {next(iter(os.sched_getaffinity(0)))});"
-        "from twinkle.workers.threads import usable_cores; print(usable_cores())"
+        "from twinkle.workers.engines.threads import usable_cores; print(usable_cores())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "1\n"

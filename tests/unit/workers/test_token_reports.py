@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from harness.clock import HandClock
 from twinkle.core.ids import new_id
 from twinkle.scheduler.token_stream import Listener, TokenPiece
-from twinkle.workers.null_engine import NullEngine, NullState
-from twinkle.workers.token_reports import TokenReports
+from twinkle.workers.engines.null_engine import NullEngine, NullState
+from twinkle.workers.sampling.token_reports import TokenReports
 
 
 class GrowingEngine(NullEngine):

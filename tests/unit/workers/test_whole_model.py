@@ -31,8 +31,8 @@ from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import Pass
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.process import build_engine
-from twinkle.workers.transformers_engine import TransformersEngine
 
 ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0)]
 WHOLE = AdapterConfig(base_model="tiny", rank=0, seed=0, dialect=Dialect.TWINKLE)

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from twinkle.core.errors import TooLarge
-from twinkle.server.downloads import Stored, send_stretches
+from twinkle.server.answering.downloads import Stored, send_stretches
 from twinkle.server.openapi import BYTES, Raw, described
-from twinkle.server.receiving import check_batch, holds_lines, keep_s_of
+from twinkle.server.receiving.files import check_batch, holds_lines, keep_s_of
+from twinkle.server.receiving.uploading import complete_upload, receive_part
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.server.uploading import complete_upload, receive_part
 from twinkle.storage.files.records import NewFile, NewUpload, StoredFile, UploadPart
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.files import (

@@ -11,10 +11,10 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.job import Job, JobAttempt, JobEvent, JobKind, JobState, NewJob
+from twinkle.server.access.sealing import Sealer, shown
 from twinkle.server.job_submission import REQUEST_PREFIX, ids_of, new_job, submit_jobs
 from twinkle.server.openapi import Access, Raw, described
-from twinkle.server.request_metadata import HEADER, idempotency_key
-from twinkle.server.sealing import Sealer, shown
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Accounts, Common, JobBook, JobParts, Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.hooks import HookSecretResponse, secret_text

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from twinkle.core.adapter import Dialect
 from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
-from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.journal.branches import Branch, fork_of

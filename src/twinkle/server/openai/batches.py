@@ -16,7 +16,7 @@ from twinkle.server.job_submission import new_job, submit_jobs
 from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.batch_shapes import WINDOW_S, BatchList, BatchObject, CreateBatchRequest, show
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import idempotency_key
+from twinkle.server.receiving.request_metadata import idempotency_key
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.jobs import JobRequest

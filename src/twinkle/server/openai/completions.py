@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.server.answering.written_parts import answer_in_parts
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,
@@ -23,9 +24,8 @@ from twinkle.server.openai.runs import definite_model
 from twinkle.server.openai.shapes import Completion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
-from twinkle.server.request_metadata import SESSION_HEADER
+from twinkle.server.receiving.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
-from twinkle.server.written_parts import answer_in_parts
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import CompletionRequest
 from twinkle.wire.json_pieces import with_array

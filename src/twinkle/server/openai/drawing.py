@@ -10,9 +10,9 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.admission.offers import refuse_whole_model
 from twinkle.server.fine_tuned import PREFIX
 from twinkle.server.model_texts import TextModel
-from twinkle.server.offers import refuse_whole_model
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.bodies.openai import DrawRequest
 from twinkle.wire.paths import OTHER_SCHEME, SCHEME, is_model_id, parse_checkpoint_path

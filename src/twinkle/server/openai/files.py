@@ -10,12 +10,11 @@ from fastapi import APIRouter, Query, Request, Response
 from twinkle.core.errors import InvalidInput, TooLarge, UserError
 from twinkle.core.limits import TenantLimits
 from twinkle.core.names import plain_name
-from twinkle.server.downloads import Stored, send_stretches
-from twinkle.server.form import FileForm
+from twinkle.server.answering.downloads import Stored, send_stretches
 from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.file_shapes import FileDeleted, FileList, FileObject, file_object
 from twinkle.server.openapi import BYTES, Access, Raw, described
-from twinkle.server.receiving import (
+from twinkle.server.receiving.files import (
     FactsReader,
     IncomingBody,
     IncomingFile,
@@ -24,6 +23,7 @@ from twinkle.server.receiving import (
     holds_lines,
     keep_s_of,
 )
+from twinkle.server.receiving.form import FileForm
 from twinkle.server.state import Accounts, Artifacts, Caller, Common
 from twinkle.storage.files.records import NewFile, NewPart, NewUpload, StoredFile, Upload
 from twinkle.wire.bodies.base import is_storable

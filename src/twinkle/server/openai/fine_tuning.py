@@ -29,7 +29,7 @@ from twinkle.server.openai.fine_tuning_shapes import (
     show_event,
 )
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import idempotency_key
+from twinkle.server.receiving.request_metadata import idempotency_key
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.wire.bodies.base import parse_body

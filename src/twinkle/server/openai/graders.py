@@ -14,7 +14,7 @@ from twinkle.server.openai.answers import choices_of, json_answer
 from twinkle.server.openai.chat import plan_turn
 from twinkle.server.openai.ordering import draw
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import SESSION_HEADER
+from twinkle.server.receiving.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.graders import (
     DEFAULT_JUDGE_TOKENS,

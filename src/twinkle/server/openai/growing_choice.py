@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.errors import TransientError
+from twinkle.server.answering.token_feeds import ScoredToken
 from twinkle.server.model_texts import TextModel, TokenOffsets
 from twinkle.server.openai.answers import Choice, Scores
 from twinkle.server.openai.growing_text import GrowingText
-from twinkle.server.token_feeds import ScoredToken
 from twinkle.wire.sample_result import EMPTY_LOGPROB
 
 

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from twinkle.server.openai.drawing import newest_checkpoint
 from twinkle.server.openai.ordering import number_of, session_of_request
-from twinkle.server.request_metadata import idempotency_key
+from twinkle.server.receiving.request_metadata import idempotency_key
 from twinkle.server.state import Server, ServerState
 from twinkle.wire.paths import is_model_id
 

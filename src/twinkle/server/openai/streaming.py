@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from twinkle.scheduler.token_stream import Listener
+from twinkle.server.answering.token_feeds import Expected, ScoredToken, TokenFeed
 from twinkle.server.errors import openai_error_of
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import JsonObject, choices_of, usage_of
@@ -25,7 +26,6 @@ from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.openai.growing_choice import GrowingChoice, Part, Wanted
 from twinkle.server.openai.ordering import Drawn, Patience, SampleOrder, give_up, outcome, prepare, submit
 from twinkle.server.state import Server
-from twinkle.server.token_feeds import Expected, ScoredToken, TokenFeed
 
 
 class Form(Protocol):

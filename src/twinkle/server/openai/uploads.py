@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import TooLarge
-from twinkle.server.form import FileForm
 from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.file_shapes import (
     UploadObject,
@@ -14,9 +13,10 @@ from twinkle.server.openai.file_shapes import (
     upload_object,
 )
 from twinkle.server.openapi import Access, Raw, described
-from twinkle.server.receiving import keep_s_of
+from twinkle.server.receiving.files import keep_s_of
+from twinkle.server.receiving.form import FileForm
+from twinkle.server.receiving.uploading import complete_upload, receive_part
 from twinkle.server.state import Accounts, Artifacts, Caller, Common
-from twinkle.server.uploading import complete_upload, receive_part
 from twinkle.storage.files.records import NewUpload
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.files import CompleteUploadRequest, CreateUploadRequest, check_purpose

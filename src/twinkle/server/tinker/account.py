@@ -7,7 +7,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.server.auth import is_token
+from twinkle.server.access.auth import is_token
 from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment

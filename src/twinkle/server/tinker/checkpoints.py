@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import StorageUnavailable
-from twinkle.server.mounting import base_url_of
+from twinkle.server.connections.mounting import base_url_of
 from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment

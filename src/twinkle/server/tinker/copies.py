@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.adapter import Grant
 from twinkle.core.errors import NotFound
 from twinkle.server.openapi import described
-from twinkle.server.request_metadata import HEADER, idempotency_key
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of

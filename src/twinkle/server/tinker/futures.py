@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import Expired, NotFound, Overloaded, StorageUnavailable
 from twinkle.core.operation import FutureStatus, OperationKind, Payload
+from twinkle.server.answering.results import result_response
+from twinkle.server.answering.written_parts import answer_in_parts
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
-from twinkle.server.results import result_response
 from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.server.written_parts import answer_in_parts
 from twinkle.storage.payloads import read_payload
 from twinkle.storage.sampling.sampling_sessions import EndedSample
 from twinkle.wire.bodies.base import parse_body

@@ -13,9 +13,9 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
-from twinkle.server.any_key import is_neighbour
+from twinkle.server.access.any_key import is_neighbour
 from twinkle.server.openapi import described
-from twinkle.server.request_metadata import priority_of
+from twinkle.server.receiving.request_metadata import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.direct import DirectRoutes
+from twinkle.server.connections.direct import DirectRoutes
 from twinkle.server.tinker import (
     account,
     billing,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from twinkle.server.answering.run_views import RunView, views_of
 from twinkle.server.openapi import described
-from twinkle.server.run_views import RunView, views_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
-from twinkle.server.acting import acting_in
-from twinkle.server.mounting import base_url_of
+from twinkle.server.access.acting import acting_in
+from twinkle.server.connections.mounting import base_url_of
 from twinkle.server.openapi import described
-from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.storage.tenants.sessions import NewSession, metadata_of

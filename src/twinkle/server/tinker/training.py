@@ -19,11 +19,11 @@ from twinkle.core.errors import InvalidInput, NotFound, TooLarge, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits, PictureRules
-from twinkle.server.body import Body
+from twinkle.server.admission.offers import why_no_embeddings, why_no_own_samples
+from twinkle.server.admission.pictures import capabilities_of_run
 from twinkle.server.errors import JSON
-from twinkle.server.offers import why_no_embeddings, why_no_own_samples
 from twinkle.server.openapi import PROTOBUF, Raw, described
-from twinkle.server.pictures import capabilities_of_run
+from twinkle.server.receiving.body import Body
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload

@@ -21,7 +21,7 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import ServedModel, find_model, prompt_of
 from twinkle.server.openai.ordering import DrawSession, SampleOrder, lane_of, number_of, session_named, shared_session
 from twinkle.server.openai.runs import path_of_run
-from twinkle.server.request_metadata import idempotency_key
+from twinkle.server.receiving.request_metadata import idempotency_key
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.calls import preferred_wait_s

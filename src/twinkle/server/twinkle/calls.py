@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect
 
 from twinkle.core.errors import Expired, NotFound, StorageUnavailable, TransientError
 from twinkle.core.operation import Failure, FailureCategory, FutureStatus, OperationKind, Unnumbered
+from twinkle.server.answering.results import result_response
 from twinkle.server.errors import JSON, refusal
-from twinkle.server.results import result_response
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.adapters import created_answer

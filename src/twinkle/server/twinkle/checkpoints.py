@@ -13,7 +13,7 @@ from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.core.operation import Payload, Unnumbered
 from twinkle.server.job_submission import new_job, submit_jobs
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import HEADER, idempotency_key
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import Expired, NotFound
 from twinkle.server.health import Health, healthz
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Caller, Common, Queue
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.service import served_models

@@ -22,7 +22,7 @@ from twinkle.core.processors import (
     offer_of,
 )
 from twinkle.server.openapi import Access, described
-from twinkle.server.request_metadata import HEADER, idempotency_key
+from twinkle.server.receiving.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.calls import answer_accepted, answer_call

@@ -17,10 +17,10 @@ from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.data_format.media import with_pictures
 from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
 from twinkle.data_format.row_error import RowError
+from twinkle.server.admission.pictures import picture_rules
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import PlacedPicture
 from twinkle.server.openai.pictures import place_pictures, read_pictures
-from twinkle.server.pictures import picture_rules
 from twinkle.wire.patches import GRIDS, PATCH_INPUTS, PATCHES, have_patches, place_patches, read_grids, write_patches
 from twinkle.wire.sampling import IMAGE_PATCHES, PromptChunk
 

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput
+from twinkle.server.answering.run_views import RunView, views_of
 from twinkle.server.openapi import Access, described
-from twinkle.server.run_views import RunView, views_of
 from twinkle.server.state import AccountParts, Accounts, ArtifactParts, Artifacts, Caller, Common
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import delete

@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect
 from twinkle.core.errors import Expired, NotFound, TwinkleError
 from twinkle.core.operation import FutureStatus
 from twinkle.scheduler.token_stream import ListenedSample, SampledInput
+from twinkle.server.answering.written_parts import answer_in_parts
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.ordering import Patience, give_up, outcome, sample_result, submit
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.asking import Asked
 from twinkle.server.twinkle.calls import final_now, preferred_wait_s, ticket, until_final
 from twinkle.server.twinkle.sampled import sampled
-from twinkle.server.written_parts import answer_in_parts
 from twinkle.storage.payloads import read_payload
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.sample_result import SampleResult

@@ -13,7 +13,7 @@ from twinkle.server.openai.drawing import Drawing
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.streaming import Framing, stream_order
 from twinkle.server.openapi import Access, Raw, described
-from twinkle.server.request_metadata import HEADER
+from twinkle.server.receiving.request_metadata import HEADER
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.asking import ask, bare_name, served_base

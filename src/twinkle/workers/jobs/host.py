@@ -19,7 +19,7 @@ from twinkle.jobs.plans import PlanClasses
 from twinkle.jobs.runner import JobRunner, RunnerParts, pause_before
 from twinkle.jobs.tools import Tools
 from twinkle.scheduler.channels import CompletionPublisher
-from twinkle.server.acting import Acting, acting_for, allow_acting
+from twinkle.server.access.acting import Acting, acting_for, allow_acting
 from twinkle.server.app import create_app
 from twinkle.storage.stores import Stores
 

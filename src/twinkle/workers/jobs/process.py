@@ -19,7 +19,7 @@ from twinkle.jobs.plans import PLANS, PlanClasses
 from twinkle.jobs.runner import JobRunner
 from twinkle.jobs.stored_files import StoredFiles
 from twinkle.jobs.webhooks import Webhooks
-from twinkle.server.signing import Signer, hook_key, secret_of
+from twinkle.server.access.signing import Signer, hook_key, secret_of
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app

@@ -16,9 +16,9 @@ from twinkle.grading.rewards import RewardProcesses
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
 from twinkle.jobs.exporting import ExportOrder, ExportWork
 from twinkle.jobs.script_tools import RunningScript, ScriptRequest
+from twinkle.server.access.sealing import Sealer
+from twinkle.server.access.signing import Signer, secret_of
 from twinkle.server.model_texts import Texts
-from twinkle.server.sealing import Sealer
-from twinkle.server.signing import Signer, secret_of
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.stores import Stores
 from twinkle.workers.jobs.data_tools import DataTools

@@ -18,7 +18,7 @@ from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, StateCopy
-from twinkle.workers.transformers_engine import Trained, TransformersEngine
+from twinkle.workers.engines.transformers_engine import Trained, TransformersEngine
 
 
 @dataclass

@@ -19,9 +19,9 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, leave_world
 from twinkle.infra.rank_group import RankGroup
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.ranks.commands import Member, RankOrder, execute
 from twinkle.workers.ranks.followers import Welcome
-from twinkle.workers.transformers_engine import TransformersEngine
 
 _log = structlog.get_logger()
 

@@ -9,10 +9,10 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import leave_world
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.ranks.commands import Member, RankOrder, execute
 from twinkle.workers.ranks.followers import Followers
 from twinkle.workers.ranks.world import disagreement
-from twinkle.workers.transformers_engine import TransformersEngine
 
 
 class MachineWorld:

@@ -22,9 +22,9 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, open_store
 from twinkle.infra.rank_group import ALONE, RankGroup
+from twinkle.workers.engines.threads import kind_of_cpu
+from twinkle.workers.engines.transformers_engine import TransformersEngine
 from twinkle.workers.ranks.commands import Member, RankOrder, Reply, execute
-from twinkle.workers.threads import kind_of_cpu
-from twinkle.workers.transformers_engine import TransformersEngine
 
 _log = structlog.get_logger()
 

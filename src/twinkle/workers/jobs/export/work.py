@@ -22,7 +22,7 @@ from twinkle.hub.caches import published_id
 from twinkle.hub.model_card import ModelCard
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.jobs.exporting import ExportedFile, ExportOrder
-from twinkle.server.sealing import SECRET_FIELDS, Sealer
+from twinkle.server.access.sealing import SECRET_FIELDS, Sealer
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.stores import Stores
 from twinkle.wire.bodies.jobs_export import BUCKETS, HUBS, ExportSpec

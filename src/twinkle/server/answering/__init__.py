@@ -1,0 +1,1 @@
+"""How an answer goes out: held polls, streams, large results, downloads."""

@@ -1,0 +1,1 @@
+"""Samples beside the training: claimed, drawn in slices, told as they grow."""
