@@ -21,6 +21,8 @@ from twinkle.infra.spread import Layout, collected
 
 MAX_UNCOLLECTED = 32
 """Calls of an object that may be under way before the next one waits for the first of them."""
+_SIGNALS_WAIT_S = 1.0
+"""How long Ray may keep back what the handler of a signal has raised."""
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class Workers:
     lost: str | None = None
     """Why they can no longer be called."""
     unsettled: list[PendingCall] = field(default_factory=list)
-    """Calls of which a rank has raised while others had not ended."""
+    """Calls of which a rank has raised, or that were late, while others had not ended."""
     left_behind: deque[Backlog] = field(default_factory=deque)
     """Of objects that the script has let go: the calls that nobody has waited for."""
     lock: AbstractContextManager[Any] = field(default_factory=threading.RLock, repr=False)
@@ -47,10 +49,10 @@ class Workers:
         return len(self.handles)
 
     def require(self, call: str) -> None:
-        """Raise ``RankLost`` when one of them has ended before, or waits for one that has raised.
+        """Raise ``RankLost`` when one of them has ended before, or goes on with a call that has failed or was late.
 
-        What it calls would stand behind that wait, until the collective gives up after ten minutes. What a call of
-        an object that the script has let go has raised by now is raised here.
+        What it calls would stand behind that one: until a collective gives up after ten minutes, or for ever. What a
+        call of an object that the script has let go has raised by now is raised here.
         """
         while self.left_behind:
             self.left_behind[0].look()
@@ -79,7 +81,7 @@ class Workers:
         settled_by: float | None = None
         while waiting:
             left = None if settled_by is None else max(0.0, settled_by - time.monotonic())
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+            done = ended_of(list(waiting), timeout_s=left)
             if not done:
                 break
             rank = waiting.pop(done[0])
@@ -110,6 +112,23 @@ class Workers:
         )
 
 
+def ended_of(references: Sequence[Any], *, num_returns: int = 1, timeout_s: float | None = None) -> list[Any]:
+    """Those of the references that have ended, as soon as so many have, or the time is over; without a time, ever.
+
+    What the handler of a signal raises meanwhile is raised here. Ray keeps it back until its own wait is over, and
+    hides it in a ``SystemError``; a wait without an end could not even be interrupted. So it waits a while at a time.
+    """
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = _SIGNALS_WAIT_S if ends_at is None else min(_SIGNALS_WAIT_S, max(0.0, ends_at - time.monotonic()))
+        try:
+            ended, _ = ray.wait(list(references), num_returns=num_returns, timeout=left)
+        except SystemError as error:
+            raise error.__cause__ or error from None
+        if len(ended) >= num_returns or (ends_at is not None and time.monotonic() >= ends_at):
+            return list(ended)
+
+
 @dataclass(eq=False)
 class PendingCall:
     """One call, submitted to some ranks of a group."""
@@ -123,7 +142,7 @@ class PendingCall:
     timeout_s: float | None = None
     _failure: Exception | None = field(default=None, init=False)
     _waiting: dict[Any, int] = field(init=False)
-    _raised: str = field(default="", init=False)
+    _cause: str = field(default="", init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
     _patience_s: float = field(default=LEAST_PATIENCE_S, init=False)
     _settled_by: float = field(default=0.0, init=False)
@@ -151,7 +170,8 @@ class PendingCall:
         Raises:
             Exception: What a rank has raised, with a note of group, rank and call.
             RankLost: A worker has ended.
-            TimeoutError: The mark's time is over.
+            TimeoutError: The mark's time is over. The next call of the group waits for the ranks that are late as for
+                those beside one that has raised (:meth:`settle`).
         """
         if self._failure is not None:
             raise self._failure
@@ -159,10 +179,7 @@ class PendingCall:
         while self._waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._take(timeout_s=left):
-                raise TimeoutError(
-                    f"{self.name} on group {self.workers.group!r}: ranks {sorted(self._waiting.values())} have not"
-                    f" ended within {self.timeout_s:g} s"
-                )
+                raise self._late()
 
     def _take(self, timeout_s: float | None) -> bool:
         ended = self._next(timeout_s)
@@ -182,7 +199,7 @@ class PendingCall:
         raise self._failed(raised.error_again(), rank, raised.trace)
 
     def _next(self, timeout_s: float | None) -> tuple[int, Raised | None] | None:
-        done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
+        done = ended_of(list(self._waiting), timeout_s=timeout_s)
         if not done:
             return None
         rank = self._waiting.pop(done[0])
@@ -201,23 +218,32 @@ class PendingCall:
         error.add_note(f"raised by {self.name} on group {self.workers.group!r}, rank {rank}:\n{trace}")
         self._failure = error
         if self._waiting:
-            self._raised = f"rank {rank} raised {type(error).__name__} in {self.name}"
-            now = time.monotonic()
-            self._patience_s = patience_s(now - self._began)
-            self._settled_by = now + self._patience_s
-            self.workers.unsettled.append(self)
+            self._unsettled(f"rank {rank} raised {type(error).__name__} in {self.name}")
         return error
 
+    def _late(self) -> Exception:
+        what = f"ranks {sorted(self._waiting.values())} have not ended within {self.timeout_s:g} s"
+        self._failure = TimeoutError(f"{self.name} on group {self.workers.group!r}: {what}")
+        self._unsettled(f"{self.name} was called: {what}")
+        return self._failure
+
+    def _unsettled(self, cause: str) -> None:
+        self._cause = cause
+        now = time.monotonic()
+        self._patience_s = patience_s(now - self._began)
+        self._settled_by = now + self._patience_s
+        self.workers.unsettled.append(self)
+
     def settle(self) -> None:
-        """Wait until the ranks beside one that has raised have ended too, or end the group where they do not."""
+        """Wait until the ranks that had not ended when it failed have ended too, or end the group where they do not."""
         left = max(0.0, self._settled_by - time.monotonic())
-        _, waiting = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=left)
-        if waiting:
-            ranks = sorted(self._waiting[status] for status in waiting)
+        ended = ended_of(list(self._waiting), num_returns=len(self._waiting), timeout_s=left)
+        ranks = sorted(rank for status, rank in self._waiting.items() if status not in ended)
+        if ranks:
             self.workers.end(
-                f"{self._raised}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: they waited for it,"
-                " and the group's workers were ended; mend what raised and start the script again from the last"
-                " checkpoint"
+                f"{self._cause}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: nothing could be"
+                " called behind that, and the group's workers were ended; mend the cause and start the script again"
+                " from the last checkpoint"
             )
 
     def status(self) -> Any:

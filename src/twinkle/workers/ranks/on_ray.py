@@ -27,6 +27,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.ray_token import TOKEN_HINT
 from twinkle.core.settings import Settings
 from twinkle.infra.rank_end import patience_s
+from twinkle.infra.ray.calls import ended_of
 from twinkle.workers.ranks.commands import RankOrder
 from twinkle.workers.ranks.ray_rank import Answer, Joined, RankPlace, RayRank
 from twinkle.workers.ranks.world import disagreement, end_process
@@ -146,7 +147,8 @@ class RayWorld:
         ends_at = started_s + self._timeout_s
         late = f"has not answered for {self._timeout_s:.0f} s"
         while pending:
-            ended, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, ends_at - time.monotonic()))
+            ended = ended_of(pending, timeout_s=max(0.0, ends_at - time.monotonic()))
+            pending = [call for call in pending if call not in ended]
             if not ended:
                 self._give_up(f"rank {', '.join(str(calls.index(call)) for call in pending)} {late}")
             for call in ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import twinkle
-from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.errors import ConfigError, InvalidInput, RankLost
 from twinkle.infra import DeviceMesh
 from twinkle.infra.device_mesh import current_rank, current_world_size
+from twinkle.infra.ray import calls
 from twinkle.infra.remote import is_remote, share_workers
 
 pytestmark = pytest.mark.usefixtures("on_ray")
@@ -133,6 +135,11 @@ class Rows:
     @twinkle.remote_function(dispatch="all", timeout=0.01, lazy_collect=False)
     def hang(self) -> None:
         """Waits for what never comes."""
+        threading.Event().wait()
+
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def stay(self) -> None:
+        """The same, and the call has no limit."""
         threading.Event().wait()
 
     def add_twice(self, number: int) -> int:
@@ -295,12 +302,39 @@ def test_ranks_of_two_groups_call_those_of_the_other_that_face_them_and_a_script
     assert many.facing([7]) == [(0, [7]), (1, [7])]
 
 
-def test_a_call_that_takes_longer_than_its_mark_says_is_an_error_that_names_the_ranks() -> None:
-    """The workers are of no use after it."""
-    waiting = Rows(remote_group="model", instance_id=OTHERS)
+def test_a_call_that_takes_longer_than_its_mark_says_ends_the_workers_that_never_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "patience_s", lambda taken_s: 0.1)
+    waiting = Rows(remote_group="model", instance_id="late")
 
     with pytest.raises(TimeoutError, match=r"Rows\.hang on group 'model': ranks \[0, 1\] have not .* within 0\.01 s"):
         waiting.hang()
+    with pytest.raises(RankLost, match=r"Rows\.hang was called: .* ranks \[0, 1\] had not ended 0 s later"):
+        waiting.mean()
+    with pytest.raises(RankLost, match=r"cannot run: Rows\.hang was called"):
+        Rows(remote_group="model", instance_id="late")
+
+
+class _Interrupted(BaseException):
+    """What a handler raises."""
+
+
+def test_what_the_handler_of_a_signal_raises_ends_a_wait_for_workers() -> None:
+    waiting = Rows(remote_group="sampler", instance_id="waiting")
+
+    def ring(*_: object) -> None:
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGUSR2, ring)
+    rings = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2))
+    try:
+        rings.start()
+        with pytest.raises(_Interrupted):
+            waiting.stay()
+    finally:
+        rings.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_wrong_group_or_mesh_is_named() -> None:
