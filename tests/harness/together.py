@@ -2,6 +2,7 @@
 
 Each process that runs tests starts what they share for itself. The files of a room whose tests ask for one service
 would else be dealt out over all processes, and each would start that service, which takes longer than most of them.
+And where such a process dies, the run goes on without it: another runs what it had not run yet.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 SERVICES = [
     ("tests/fault", ("struck_model",)),
@@ -30,7 +32,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class Together(LoadFileScheduling):
-    """Deals out whole files, and those with a service in common together."""
+    """Deals out whole files, and those with a service in common together; after a death only what was not run yet.
+
+    pytest-xdist 3.8 would deal out all that the process had been given: the test that it died of again, and files that
+    were done, at which the next process waits for tests that never come.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take what a process leaves; the test that it died in, if it did."""
+        left = {
+            scope: [nodeid for nodeid, is_done in tests.items() if not is_done]
+            for scope, tests in self.assigned_work.pop(node).items()
+        }
+        died_in = next((nodeid for tests in left.values() for nodeid in tests), None)
+        for scope, tests in left.items():
+            if to_run := [nodeid for nodeid in tests if nodeid != died_in]:
+                self.workqueue[scope] = dict.fromkeys(to_run, False)
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return died_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # It takes the place of one that died, and comes by itself when it knows the tests.
+        super()._reschedule(node)
+        # A process begins a test when it knows of the next one.
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
