@@ -22,6 +22,7 @@ from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.stores import Stores
 from twinkle.workers.adapters.adapter_memory import AdapterMemory
 from twinkle.workers.adapters.artifacts import Artifacts
+from twinkle.workers.adapters.put_off import PutOff
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.steps import Job, Steps, timed
@@ -96,7 +97,7 @@ class SamplerWeights(Generic[State]):
         self._next_look_at = 0.0
         self._next_pin_at = 0.0
         self._pinning: Job[None] | None = None
-        self._hopeless: set[tuple[str, int]] = set()
+        self._failed: PutOff[tuple[str, int]] = PutOff(clock)
 
     @property
     def num_copies(self) -> int:
@@ -185,8 +186,9 @@ class SamplerWeights(Generic[State]):
 
     def _pin(self, candidates: list[tuple[str, int]]) -> Steps[None]:
         """Store the first that can be, one at a time: it takes from the device what others could have."""
+        waiting = self._failed.waiting()
         for adapter, seq in candidates:
-            if (adapter, seq) in self._hopeless:
+            if (adapter, seq) in waiting:
                 continue
             try:
                 yield from self._residents.store_past(adapter, seq)
@@ -194,10 +196,10 @@ class SamplerWeights(Generic[State]):
                 _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
                 return
             except Exception as error:  # noqa: BLE001 - the border: what is wrong with one adapter disturbs no other
-                self._hopeless.add((adapter, seq))
-                facts = {"adapter": adapter, "seq": seq, "error": str(error)}
-                _log.error("sampler_weights.not_pinned", **facts, next="it is left as it is", exc_info=error)
+                facts = {"adapter": adapter, "seq": seq, "error": str(error), **self._failed.put_off((adapter, seq))}
+                _log.error("sampler_weights.not_pinned", **facts, exc_info=error)
             else:
+                self._failed.forget((adapter, seq))
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
                 return
 
