@@ -109,6 +109,8 @@ class SamplerWeights(Generic[State]):
 
         Where there is no room beside those in use, the copy is made when it is asked for.
         """
+        # The commit that opens these may end the longest unused: the others' last use counts.
+        self._note_use()
         num_bytes = self._memory.of_copy(adapter)
         if self._has_room(num_bytes):
             self._make_room(num_bytes)
@@ -178,9 +180,12 @@ class SamplerWeights(Generic[State]):
         if job.error is not None:
             raise job.error
 
-    def _look(self) -> None:
+    def _note_use(self) -> None:
         self._sampling_sessions.note_use(self._used)
         self._used.clear()
+
+    def _look(self) -> None:
+        self._note_use()
         for key in set(self._nameless.values()) - self._sampling_sessions.open_among(self._nameless):
             self._drop(key)
 
