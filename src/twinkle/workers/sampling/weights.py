@@ -16,7 +16,7 @@ import structlog
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
-from twinkle.scheduler.charges import PassRate, charge_of_time
+from twinkle.scheduler.fairness import PassRate, charge_of_time
 from twinkle.storage.sampling.ephemeral import EphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.stores import Stores
