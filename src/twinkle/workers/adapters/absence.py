@@ -9,8 +9,8 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable
+from twinkle.scheduler.retry import PutOff
 from twinkle.storage.adapters.adapters import Adapters
-from twinkle.workers.adapters.put_off import PutOff
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.engine import State
 from twinkle.workers.steps import Job, LaneJobs, Steps

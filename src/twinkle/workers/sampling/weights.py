@@ -17,12 +17,12 @@ from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.scheduler.fairness import PassRate, charge_of_time
+from twinkle.scheduler.retry import PutOff
 from twinkle.storage.sampling.ephemeral import EphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.stores import Stores
 from twinkle.workers.adapters.adapter_memory import AdapterMemory
 from twinkle.workers.adapters.artifacts import Artifacts
-from twinkle.workers.adapters.put_off import PutOff
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.steps import Job, Steps, timed
