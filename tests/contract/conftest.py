@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,10 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "objects")
     return ObjectStore(request.getfixturevalue("s3_url"))
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """A clerk's thread, as in the service."""
+    with ThreadPoolExecutor(1) as executor:
+        yield executor

@@ -224,6 +224,32 @@ def test_an_adapter_that_was_parked_with_its_silent_session_is_sampled_from_all_
     assert sampled_from(worker, sample) == run.truth(session)
 
 
+@pytest.mark.parametrize("then", ["rewound", "unloaded"])
+def test_a_run_that_goes_back_or_ends_leaves_its_weights_as_they_were_saved(
+    bench: Bench, run: Run, make_worker: MakeWorker, clock: HandClock, then: str
+) -> None:
+    """Also for the heir, once time has taken what the run itself needs no more."""
+    worker = make_worker(retention=KEEP_NOTHING)
+    run.train(3)
+    session = run.save()
+    run.train(1)
+    worker.drain()
+    if then == "rewound":
+        bench.branches.rewind("a", "t0", at=4, request_key=None)
+    else:
+        bench.adapters.unload("a", "t0")
+    worker.drain()
+    worker.settle()
+    clock.move(60)
+    for name in bench.snapshots.runs_to_prune(older_than_s=0):
+        bench.snapshots.prune(name, KEEP_NOTHING.choose)
+    heir = make_worker(retention=KEEP_NOTHING)
+    sample = run.sample(session)
+    heir.drain()
+
+    assert sampled_from(heir, sample) == run.truth(session)
+
+
 def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
     bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker
 ) -> None:
@@ -386,8 +412,9 @@ def test_weights_with_a_time_to_live_end_when_it_is_over_though_they_are_used(
     assert error_of(bench, sample) == f"sampling_session_id: {short} has ended: its time to live was over"
 
 
+@pytest.mark.parametrize("pause_s", [10, 0.01], ids=["slow_steps", "quick_steps"])
 def test_of_one_session_so_many_stay_open_and_the_longest_unused_end_first(
-    bench: Bench, run: Run, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, make_worker: MakeWorker, clock: HandClock, pause_s: float
 ) -> None:
     worker = make_worker(max_ephemeral=3)
     reference = run.save()
@@ -396,10 +423,10 @@ def test_of_one_session_so_many_stay_open_and_the_longest_unused_end_first(
         run.train(1)
         later.append(run.save())
         worker.drain()
-        clock.move(10)
+        clock.move(pause_s)
         run.sample(reference)
         worker.drain()
-        clock.move(10)
+        clock.move(pause_s)
         worker.drain()
     sample = run.sample(later[0])
     worker.drain()

@@ -154,6 +154,29 @@ def test_what_went_wrong_before_the_database_went_away_is_told_with_it_and_the_r
     assert bench.status("s", 0).state is OperationState.QUEUED
 
 
+def test_a_store_that_goes_away_among_the_prunings_ends_the_pass_and_each_error_is_told_once(
+    bench: Bench, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def prune(run: str, *_: object) -> None:
+        tried.append(run)
+        if run == "b":
+            raise RuntimeError("over one row")
+        if run == "c":
+            raise StorageUnavailable("away")
+
+    monkeypatch.setattr(bench.stores.snapshots, "runs_to_prune", lambda **_: list("abcd"))
+    monkeypatch.setattr(bench.stores.snapshots, "prune", prune)
+    monkeypatch.setattr(bench.stores.audit, "forget", lambda **_: tried.append("forgotten"))
+
+    with pytest.raises(ExceptionGroup) as told:
+        housekeeping.expire()
+
+    assert [type(error) for error in told.value.exceptions] == [RuntimeError, StorageUnavailable]
+    assert tried == ["a", "b", "c"]
+
+
 def test_deadlines_by_kind_reach_a_child_process_as_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINKLE_OPERATION_DEADLINE_S_OF", '{"sample": 600, "save_weights": 60.5}')
 

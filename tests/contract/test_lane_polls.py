@@ -14,6 +14,7 @@ from twinkle.core.operation import OperationKind
 from twinkle.server.answering.lane_polls import LanePolls
 from twinkle.server.threads import Threads
 from twinkle.storage.database import Database, Row
+from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT
 from twinkle.storage.sampling.sampling_sessions import EndedSample
 
 _NEVER_S = 3600.0
@@ -127,6 +128,35 @@ async def test_a_message_wakes_the_polls_of_its_lane_without_any_look(bench: Ben
         await asyncio.to_thread(bench.database.close)
 
         assert [sample.request_id for sample in ended] == ["a:req:0"]
+
+
+async def test_a_message_wakes_the_polls_of_its_client_and_of_no_other_of_the_session(
+    bench: Bench, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a session that many processes share would ask once for each of them at each sample's end."""
+    num_clients = 20
+    bench.journal.open_lane(new_sampler("a"))
+    seqs = [client * SEQS_PER_CLIENT for client in range(num_clients)]
+    bench.append(*(submission("a", seq, OperationKind.SAMPLE) for seq in seqs))
+    statements = _Statements(bench, monkeypatch)
+
+    def num_reads() -> int:
+        return sum("ORDER BY ended_no" in sql for sql in statements.seen)
+
+    async with _polls(bench) as polls:
+        held = [asyncio.create_task(polls.wait("a", client=n, after=0, timeout_s=60)) for n in range(num_clients)]
+        while num_reads() < num_clients:
+            await statements.next(1)
+        await asyncio.to_thread(_end_all, bench, lease)
+        before = num_reads()
+
+        for client in (7, 3):
+            polls.notify(["unlike:any", f"a:req:{seqs[client]}"])
+            ended = await asyncio.wait_for(held[client], 30)
+            assert [sample.request_id for sample in ended] == [f"a:req:{seqs[client]}"]
+
+        assert num_reads() == before + 2
+        await asyncio.to_thread(bench.database.close)
 
 
 async def test_a_poll_ends_empty_when_its_time_is_up(bench: Bench) -> None:

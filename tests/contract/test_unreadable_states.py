@@ -113,24 +113,40 @@ def test_an_adapter_that_cannot_be_parked_leaves_all_the_same_and_is_made_anew(
     assert left and all(line["log_level"] == "error" and line["exc_info"] is BROKEN for line in left)
 
 
-def test_an_adapter_that_cannot_be_made_anew_keeps_no_other_from_being_parked(
+def _parked(bench: Bench) -> list[str]:
+    return [row.id for row in bench.rows("SELECT id FROM adapter WHERE parked_at IS NOT NULL ORDER BY id")]
+
+
+def test_an_adapter_that_cannot_be_made_anew_keeps_no_other_from_being_parked_and_is_tried_again_ever_later(
     bench: Bench, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     make_worker = partial(make_worker, snapshot_every_ops=1000, session_timeout_s=SILENT_S)
     _die(bench, make_worker(), [forward_backward(1), optim_step()], "ab")
     heir = make_worker(lease_s=1e9)
+    run_passes = heir.engine.run_passes
     tried = _break_replays_of(heir, "a")
+    tried_at: list[int] = []
 
     with capture_logs() as lines:
-        for _ in range(4):
-            clock.move(SILENT_S)
+        for minute in range(5, 5 * 60, 5):
+            clock.move(300.0)
+            before = len(tried)
             heir.drain()
+            tried_at += [minute] * (len(tried) - before)
 
-    parked = [row.id for row in bench.rows("SELECT id FROM adapter WHERE parked_at IS NOT NULL ORDER BY id")]
-    assert parked == ["b", "last"]
-    assert tried == ["a"], "nobody tries again and again"
-    (line,) = [line for line in lines if line["event"] == "adapter.not_parked"]
-    assert (line["adapter"], line["log_level"], line["exc_info"]) == ("a", "error", BROKEN)
+    assert _parked(bench) == ["b", "last"]
+    assert tried_at == [5, 10, 20, 40, 80, 140, 200, 260], "nobody tries again and again"
+    told = [line for line in lines if line["event"] == "adapter.not_parked"]
+    assert all((line["adapter"], line["log_level"], line["exc_info"]) == ("a", "error", BROKEN) for line in told)
+    assert [line["failures"] for line in told] == list(range(1, 9))
+    assert [told[0]["next"], told[-1]["next"]] == [
+        f"it is left as it is, and tried again in {pause} s" for pause in (300, 3600)
+    ]
+
+    heir.engine.run_passes = run_passes  # type: ignore[method-assign]
+    clock.move(3600.0)
+    heir.drain()
+    assert _parked(bench) == ["a", "b", "last"]
 
 
 def test_an_adapter_that_cannot_be_made_anew_here_moves_with_the_others_and_is_made_there(
@@ -156,12 +172,13 @@ def test_an_adapter_that_cannot_be_made_anew_here_moves_with_the_others_and_is_m
     assert all(bench.status(adapter, 3).state is OperationState.DONE for adapter in "ab")
 
 
-def test_weights_that_cannot_be_made_anew_for_a_recovery_point_disturb_nobody(
+def test_weights_that_cannot_be_made_anew_for_a_recovery_point_disturb_nobody_and_get_one_later(
     bench: Bench, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker(pin_after_s=7200.0, snapshot_every_ops=1000, lease_s=1e9)
     run = submit_run(bench, forward_backward(1), optim_step(), save_for_sampler(), forward_backward(2), optim_step())
     worker.drain()
+    run_passes = worker.engine.run_passes
     tried = _break_replays_of(worker, "a")
     clock.move(7200)
 
@@ -170,6 +187,12 @@ def test_weights_that_cannot_be_made_anew_for_a_recovery_point_disturb_nobody(
             worker.drain()
             clock.move(300)
 
-    assert tried == ["a"]
-    (line,) = [line for line in lines if line["event"] == "sampler_weights.not_pinned"]
-    assert (line["adapter"], line["seq"], line["exc_info"]) == ("a", len(run) - 3, BROKEN)
+    assert tried == ["a"] * 3
+    told = [line for line in lines if line["event"] == "sampler_weights.not_pinned"]
+    assert [line["failures"] for line in told] == [1, 2, 3]
+    assert all((line["adapter"], line["seq"], line["exc_info"]) == ("a", len(run) - 3, BROKEN) for line in told)
+    worker.engine.run_passes = run_passes  # type: ignore[method-assign]
+    clock.move(3600)
+    worker.drain()
+    worker.settle()
+    assert bench.snapshots.nearest("a", at=len(run) - 3).seq == len(run) - 3  # type: ignore[union-attr]

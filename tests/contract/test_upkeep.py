@@ -171,9 +171,10 @@ def test_what_housekeeping_fails_has_its_line_in_the_log(bench: Bench, lease: Le
         bench.upkeep.close_gaps(older_than_s=60)
         bench.upkeep.expire_overdue(deadline_s=60)
 
-    assert [(line["op"], line["kind"], line["reason"]) for line in lines if line["event"] == "operation.failed"] == [
-        ("a:req:1", "gap", "gap"),
-        ("a:req:2", "forward_backward", "deadline"),
+    failed = [line for line in lines if line["event"] == "operation.failed"]
+    assert [(line["tenant"], line["op"], line["kind"], line["reason"]) for line in failed] == [
+        ("t0", "a:req:1", "gap", "gap"),
+        ("t0", "a:req:2", "forward_backward", "deadline"),
     ]
 
 

@@ -24,8 +24,7 @@ from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKin
 from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
-from twinkle.scheduler.charges import charge_of_tokens
-from twinkle.scheduler.fairness import in_service_order, with_virtual_time
+from twinkle.scheduler.fairness import charge_of_tokens, in_service_order, with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.journal.records import NewSamplingSession, Records

@@ -12,8 +12,19 @@ import orjson
 from twinkle.core.processors import CREATE, REFERENCES, Effect, accepted_arguments, is_processor_id, method_of, offer_of
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.records import FilePiece
-from twinkle.workers.processors.orders import Done, FileSource, Order, Recipe, Refused, Script, Sources, Step, Unknown
-from twinkle.workers.processors.room import ITERATOR_EXHAUSTED, Room
+from twinkle.workers.processors.orders import (
+    ITERATOR_EXHAUSTED,
+    Done,
+    FileSource,
+    Order,
+    Recipe,
+    Refused,
+    Script,
+    Sources,
+    Step,
+    Unknown,
+)
+from twinkle.workers.processors.room import Room
 
 
 class Desk:

@@ -198,7 +198,7 @@ class Outcome:
     """What the worker reports for one claimed operation: result bytes in wire form, or a failure.
 
     ``device_s`` is its share of device seconds and ``num_tokens`` what it processed, for the account; ``charge`` is
-    what it counts for in fair share and towards its tenant's rate, in tokens (``scheduler/charges.py``).
+    what it counts for in fair share and towards its tenant's rate, in tokens (``scheduler/fairness.py``).
     """
 
     request_id: str

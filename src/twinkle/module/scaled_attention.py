@@ -151,10 +151,9 @@ def _composed(
     is_causal: bool,
 ) -> torch.Tensor:
     attended: list[torch.Tensor] = []
-    num_keys = key_1GSD.shape[2]
-    for start in range(0, query_1HND.shape[2], QUERIES_PER_BLOCK):
-        query_1HBD = query_1HND[:, :, start : start + QUERIES_PER_BLOCK]
-        end = start + query_1HBD.shape[2]
+    num_keys, start, end = key_1GSD.shape[2], 0, 0
+    for query_1HBD in query_1HND.split(QUERIES_PER_BLOCK, dim=2):
+        start, end = end, end + query_1HBD.shape[2]
         last = end if is_causal else num_keys
         if is_causal:
             mask_BS: torch.Tensor | None = AttentionForm(form.scale).mask(start, end, 0, query_1HND.device)

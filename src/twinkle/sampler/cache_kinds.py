@@ -99,8 +99,7 @@ class PagedCaches:
 
     def live_in(self, memory: DeviceMemory, *, num_blocks: int, kept_bytes: int) -> None:
         """See :class:`Caches`."""
-        self.pool.expect(num_blocks, kept_bytes)
-        memory.add_guest("unused pages", self.pool)
+        self.pool.live_in(memory, num_pages=num_blocks, kept_bytes=kept_bytes)
 
     def give_back_unused(self) -> None:
         """See :class:`Caches`."""

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import torch
 
+from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.infra.sending import send
 
 
@@ -46,12 +47,14 @@ class Page:
 class PagePool:
     """All pages, and the tensors that they lie in, one for each layer; those appear with a layer's first keys.
 
-    Tensors grow with the pages there are, twofold up to what is expected at most, and give back on demand.
+    Tensors grow with the pages there are, twofold up to what is expected at most and as far as there is room, and give
+    back on demand.
     """
 
     def __init__(self, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self._expected = (0, 0)
+        self._memory = unbounded(torch.device("cpu"))
         self.epoch = 0
         """Counts how often pages were moved."""
         self.num_owned = 0
@@ -83,9 +86,10 @@ class PagePool:
         held = sum(layer_2NPGD.nbytes for layer_2NPGD in self._layers_2NPGD.values())
         return max(0, held - self.num_pages * self.page_bytes)
 
-    def expect(self, num_pages: int, kept_bytes: int) -> None:
-        """Sequences will have no more pages than these, and what is kept for others takes no more memory."""
-        self._expected = (num_pages, kept_bytes)
+    def live_in(self, memory: DeviceMemory, *, num_pages: int, kept_bytes: int) -> None:
+        """Be its guest with what nobody has. Sequences and what is kept for others will have no more than these."""
+        self._memory, self._expected = memory, (num_pages, kept_bytes)
+        memory.add_guest("unused pages", self)
 
     def take(self) -> Page:
         """Gives a sequence a page with nothing in it."""
@@ -199,18 +203,39 @@ class PagePool:
                 del self._layers_2NPGD[layer_index]
 
     def _grow(self) -> None:
+        if len(self._pages) <= self._num_tensor_pages:
+            return
+        # The new pages count as held by those who took them; a layer lies there twice while it grows.
+        twice = max((layer_2NPGD.nbytes for layer_2NPGD in self._layers_2NPGD.values()), default=0)
+        self._memory.make_room(twice)
+        self._move_into_holes()
         needed = len(self._pages)
         if needed <= self._num_tensor_pages:
             return
         num_pages, kept_bytes = self._expected
-        most = num_pages + kept_bytes // max(1, self.page_bytes)
-        num_pages = max(needed, min(2 * self._num_tensor_pages, most))
+        page_bytes = max(1, self.page_bytes)
+        spare = max(0, self._memory.free_bytes - twice) // page_bytes
+        num_pages = max(needed, min(2 * self._num_tensor_pages, num_pages + kept_bytes // page_bytes, needed + spare))
         for layer_index, layer_2NPGD in self._layers_2NPGD.items():
             if layer_2NPGD.shape[1] < num_pages:
                 larger = layer_2NPGD.new_empty(2, num_pages, *layer_2NPGD.shape[2:])
                 larger[:, : layer_2NPGD.shape[1]] = layer_2NPGD
                 self._layers_2NPGD[layer_index] = larger
         self._num_tensor_pages = num_pages
+
+    def _move_into_holes(self) -> None:
+        """Pages that lie in no memory yet get that of others, as far as it goes."""
+        behind = [page for page in self._pages[self._num_tensor_pages :] if page is not None]
+        del self._pages[self._num_tensor_pages :]
+        self._holes = sorted(index for index in self._holes if index < self._num_tensor_pages)
+        for page in behind:
+            if self._holes:
+                page.index = heapq.heappop(self._holes)
+                self._pages[page.index] = page
+            else:
+                page.index = len(self._pages)
+                self._pages.append(page)
+        self.epoch += 1
 
     def _change(self, page: Page, *, owners: int = 0, keepers: int = 0, pins: int = 0) -> None:
         self.num_owned -= page.num_owners > 0

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationState
 from twinkle.core.standing import QueuePlace, Standing, WaitReason
-from twinkle.scheduler.charges import charge_of_tokens
-from twinkle.scheduler.fairness import in_service_order
+from twinkle.scheduler.fairness import charge_of_tokens, in_service_order
 from twinkle.storage.journal.queues import Ended, MeshQueue, OperationPlace
 from twinkle.storage.journal.turns import Head
 

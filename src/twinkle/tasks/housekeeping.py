@@ -183,13 +183,13 @@ def _each(*sweeps: Callable[[], object]) -> None:
     for sweep in sweeps:
         try:
             sweep()
-        except StorageUnavailable as error:
-            if not errors:
-                raise
-            errors.append(error)
-            break
         except Exception as error:  # noqa: BLE001 - raised below, with those of the others
-            errors.append(error)
+            # One that has sweeps of its own raises what was wrong in each of them.
+            errors += error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            if isinstance(errors[-1], StorageUnavailable):
+                break
+    if len(errors) == 1 and isinstance(errors[0], StorageUnavailable):
+        raise errors[0]
     if errors:
         raise ExceptionGroup("sweeps of housekeeping failed; they are tried again at the next beat", errors)
 

@@ -12,7 +12,7 @@ from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
-from twinkle.scheduler.charges import PassRate
+from twinkle.scheduler.fairness import PassRate
 from twinkle.scheduler.fusion import alone_from
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher

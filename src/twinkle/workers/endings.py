@@ -129,7 +129,7 @@ class Endings:
         incident = secrets.token_hex(4)
         verdict = decide(error, attempt=claim.attempt, max_attempts=self.max_attempts, incident=incident)
         if isinstance(verdict, Retry):
-            _log.warning("operation.postponed", **_facts_of(claim), error=str(error), delay_s=verdict.delay_s)
+            _log.warning("operation.postponed", **facts_of(claim), error=str(error), delay_s=verdict.delay_s)
             execution.postponed.append(Postponed(claim=claim, retry=verdict))
             return
         self._end_in_failure(execution, claim, verdict, error, incident=incident, charge=charge)
@@ -168,11 +168,12 @@ class Endings:
         if failure.category is not FailureCategory.USER and incident is not None:
             reason["incident"] = incident
         is_unexpected = not isinstance(error, TwinkleError)
-        _log.warning("operation.failed", **_facts_of(claim), **reason, exc_info=error if is_unexpected else None)
+        _log.warning("operation.failed", **facts_of(claim), **reason, exc_info=error if is_unexpected else None)
         execution.outcomes.append(outcome_of_failure(claim, failure, charge=charge))
 
 
-def _facts_of(claim: Claim) -> dict[str, object]:
+def facts_of(claim: Claim) -> dict[str, object]:
+    """What a line of the log says of an operation: which it is."""
     return {
         "op": claim.request_id,
         "kind": claim.kind.value,

@@ -13,7 +13,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import CallFailed, UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
-from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
+from twinkle.scheduler.fairness import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.turns import Followed
 from twinkle.wire.bodies.training import OptimStepRequest

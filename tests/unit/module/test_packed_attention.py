@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from twinkle.module import scaled_attention
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.module.scaled_attention import AttentionForm
 
@@ -73,14 +74,38 @@ def test_values_and_gradients_are_those_of_slices_bit_by_bit(lengths, heads, win
         assert torch.equal(found, right)
 
 
-def test_no_gradient_is_added_up_over_the_whole_row_for_each_sequence():
+FORMS = {
+    "plain": AttentionForm(0.25),
+    "windows": AttentionForm(0.25, window=4),
+    "chunks": AttentionForm(0.25, chunk=4),
+    "capped": AttentionForm(0.25, cap=5.0),
+    "sinks": AttentionForm(0.25, sinks=torch.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_no_gradient_is_added_up_over_the_whole_row_for_each_sequence(form):
     inputs = inputs_of(12 * 11, HEADS["shared keys"])
-    attended = CausalSpans(spans_of([5, 6] * 12))(0, *inputs, form=AttentionForm(0.25))
-    with torch.profiler.profile() as profile:
+    attended = CausalSpans(spans_of([5, 6] * 12))(0, *inputs, form=form)
+    with torch.profiler.profile(record_shapes=True) as profile:
         torch.autograd.grad(attended, inputs, torch.ones_like(attended))
-    operations = {event.key for event in profile.key_averages()}
-    assert "aten::cat" in operations
-    assert not {"aten::slice_backward", "aten::add", "aten::add_"} & operations
+    whole = [
+        event.key
+        for event in profile.key_averages(group_by_input_shape=True)
+        if any(12 * 11 in shape for shape in event.input_shapes)
+        and event.key in ("aten::zero_", "aten::add", "aten::add_")
+    ]
+    assert "aten::cat" in {event.key for event in profile.key_averages()}
+    assert whole == []
+
+
+def test_the_gradient_of_a_long_capped_sequence_is_not_added_up_over_all_queries_for_each_block():
+    length = 3 * scaled_attention.QUERIES_PER_BLOCK
+    inputs = inputs_of(length, HEADS["all alike"])
+    attended = CausalSpans([(0, length)])(0, *inputs, form=FORMS["capped"])
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(attended, inputs[:1], torch.ones_like(attended))
+    assert "aten::slice_backward" not in {event.key for event in profile.key_averages()}
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,37 @@ def test_a_device_out_of_memory_gets_back_what_kept_prompts_took(
     run_to_end(sampler)
 
 
+def test_kept_prompts_give_way_before_the_pool_outgrows_its_device(
+    sampled_model: FusedLoraModel, paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An allocator that refuses what is above the limit refuses nothing, and what is drawn is the same."""
+    kept = [request(f"kept {number}", prompt=(number + 6, *PROMPT)) for number in range(4)]
+    requests = [request(str(n), prompt=(n + 90, *PROMPT[: 60 + n]), max_tokens=40) for n in range(4)]
+    options: dict[str, Any] = {"slots": 16, "chunk_tokens": CHUNK}
+    expected = drawn(SteppedTorchSampler(sampled_model, **options, kept_bytes=0), requests)
+
+    memory = DeviceMemory(2**30, torch.device("cpu"))
+    monkeypatch.setattr(sampled_model, "memory", memory)
+    sampler = SteppedTorchSampler(sampled_model, **options)
+    pool = paged.made[-1].pool
+    drawn(sampler, kept)
+    pool.trim()
+    before = memory.held["kept prompts"]
+    memory.limit_bytes = sum(memory.held.values()) + 4 * pool.page_bytes
+    new_empty = torch.Tensor.new_empty
+
+    def within_limit(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        lying = sum(layer.nbytes for layer in pool._layers_2NPGD.values())
+        made = new_empty(like, *shape)
+        if lying + made.nbytes > memory.limit_bytes:
+            raise torch.OutOfMemoryError("no room")
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", within_limit)
+    assert drawn(sampler, requests) == expected
+    assert 0 < memory.held["kept prompts"] < before
+
+
 def out_of_memory(*args: object) -> None:
     raise torch.OutOfMemoryError("device")
 

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.sampler.attention import Piece
 from twinkle.sampler.paged_attention import PagedAttention
 from twinkle.sampler.paged_cache import KeptPages, PagedCache
@@ -49,7 +50,7 @@ class Pools(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(PAGE)
-        self.pool.expect(6, 0)
+        self.pool.live_in(unbounded(CPU), num_pages=6, kept_bytes=0)
         self.sequences: list[tuple[PagedCache, list[float]]] = []
         self.kept: list[tuple[KeptPages, list[float]]] = []
         self.next_value = 0.0
@@ -225,3 +226,90 @@ def test_memory_that_runs_out_midway_is_found_out_again(monkeypatch: pytest.Monk
     other.make_room(2 * PAGE, 3 * PAGE)
     write(other, 2 * PAGE, [7.0] * PAGE, pool)
     assert np.array(held(other, 3 * PAGE, pool)).tolist() == [[*[6.0] * 8, *[7.0] * 4]] * 2
+
+
+class Others:
+    """What else is on the device: it holds so much, and gives it back when it is asked."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.size_bytes = max(0, self.size_bytes - num_bytes)
+
+
+class Owned:
+    """The sequences of a pool, as a device counts them."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pool.num_owned * self.pool.page_bytes
+
+
+def pool_with_a_page(memory: DeviceMemory, **room: int) -> tuple[PagePool, PagedCache, Owned]:
+    pool = PagePool(PAGE)
+    pool.live_in(memory, **({"num_pages": 100, "kept_bytes": 0} | room))
+    owned = Owned(pool)
+    memory.add("sequences", owned)
+    cache = PagedCache(pool)
+    cache.make_room(0, PAGE)
+    write(cache, 0, [1.0, 2.0, 3.0, 4.0], pool)
+    return pool, cache, owned
+
+
+def test_others_give_way_before_the_pool_grows_into_their_room() -> None:
+    memory = DeviceMemory(10_000, CPU)
+    pool, cache, owned = pool_with_a_page(memory)
+    others = Others(memory.free_bytes)
+    memory.add_guest("others", others)
+    cache.make_room(PAGE, 4 * PAGE)
+    pool.settle()
+    # With room for one of the two layers a second time, as it was while that was copied.
+    assert others.size_bytes <= 10_000 - owned.size_bytes - pool.page_bytes // 2
+    assert held(cache, PAGE, pool)[0] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_nobody_gives_way_to_pages_that_nobody_has_yet() -> None:
+    memory = DeviceMemory(10_000, CPU)
+    pool, cache, _ = pool_with_a_page(memory)
+    cache.make_room(PAGE, 8 * PAGE)
+    pool.settle()
+    others = Others(memory.free_bytes - 6 * pool.page_bytes)
+    memory.add_guest("others", others)
+    before = others.size_bytes
+    cache.make_room(8 * PAGE, 9 * PAGE)
+    pool.settle()
+    layer_2NPGD = pool.layer(0, torch.zeros(1, 1, 1, 1))
+    assert others.size_bytes == before
+    assert memory.free_bytes >= 0
+    assert 9 <= layer_2NPGD.shape[1] < 16
+
+
+def test_pages_that_a_guest_gives_back_are_taken_before_the_pool_grows() -> None:
+    """What is kept of prompts lies in the same pool: on a full device its pages are what there is."""
+    memory = DeviceMemory(10_000, CPU)
+    pool, cache, _ = pool_with_a_page(memory)
+    prompt = PagedCache(pool)
+    prompt.make_room(0, 3 * PAGE)
+    write(prompt, 0, [9.0] * 3 * PAGE, pool)
+    kept = prompt.keep(0, 3 * PAGE)
+    prompt.release()
+
+    class Prompts(Others):
+        def give_back(self, num_bytes: int) -> None:
+            kept.release()
+            self.size_bytes = 0
+
+    prompts = Prompts(3 * pool.page_bytes)
+    memory.add_guest("kept prompts", prompts)
+    memory.fix("base model", memory.free_bytes)
+    lying = pool.layer(0, torch.zeros(1, 1, 1, 1)).shape[1]
+    cache.make_room(PAGE, 4 * PAGE)
+    pool.settle()
+    assert pool.layer(0, torch.zeros(1, 1, 1, 1)).shape[1] == lying
+    write(cache, PAGE, [5.0] * 3 * PAGE, pool)
+    assert held(cache, 4 * PAGE, pool)[0] == [1.0, 2.0, 3.0, 4.0, *[5.0] * 12]
+    assert memory.free_bytes == 0

@@ -222,7 +222,7 @@ def test_other_weights_of_the_same_model_take_the_place_of_its_own(model_id, tmp
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_without_vllm_its_sampler_gives_our_own_answers_and_says_so_once(sampler, model_id, monkeypatch):
     said = []
-    monkeypatch.setattr(local, "_SAID", set())
+    local._say_once.cache_clear()
     monkeypatch.setattr(local.log, "info", lambda event, **facts: said.append(facts["reason"]), raising=False)
     engine_args = {"gpu_memory_utilization": 0.8, "max_model_len": 40, "enable_lora": True, "max_lora_rank": 32}
     made = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
+from twinkle.scheduler.fairness import PassRate, charge_of_time, charge_of_tokens
 
 
 def test_what_shares_the_device_is_charged_its_tokens() -> None:

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
-from twinkle.scheduler.charges import charge_of_time, charge_of_tokens
-from twinkle.scheduler.fairness import in_service_order, virtual_time, with_virtual_time
+from twinkle.scheduler.fairness import (
+    charge_of_time,
+    charge_of_tokens,
+    in_service_order,
+    virtual_time,
+    with_virtual_time,
+)
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.clock import HandClock
 from twinkle.core import errors
 from twinkle.core.operation import Failure, FailureCategory
-from twinkle.scheduler.retry import Retry, decide
+from twinkle.scheduler.retry import PutOff, Retry, decide
 
 
 def _decide(error: Exception, *, attempt: int = 1, max_attempts: int = 3) -> Failure | Retry:
@@ -76,3 +77,22 @@ def test_a_store_that_does_not_answer_is_no_operations_fault_and_a_failed_device
     for error, is_suspect in errors_and_blame.items():
         verdict = _decide(error)
         assert isinstance(verdict, Retry) and verdict.is_suspect is is_suspect
+
+
+def test_what_fails_for_months_is_tried_each_hour_and_what_succeeds_or_is_gone_begins_anew() -> None:
+    clock = HandClock()
+    failed: PutOff[str] = PutOff(clock)
+    told = [failed.put_off("a")["next"] for _ in range(2000)]
+    assert [told[0], told[1], told[-1]] == [
+        f"it is left as it is, and tried again in {pause_s} s" for pause_s in (300, 600, 3600)
+    ]
+    assert failed.waiting() == {"a"}
+    failed.forget("a")
+    assert failed.waiting() == set()
+    failed.put_off("a")
+    clock.move(300)
+    assert failed.waiting() == set()
+    assert failed.put_off("a")["failures"] == 2
+    clock.move(3 * 3600)
+    assert failed.waiting() == set()
+    assert failed.put_off("a")["failures"] == 1

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from harness.polling import wait_for
 from harness.processor_calls import ProcessorCalls
@@ -103,6 +104,25 @@ def test_an_answer_that_the_journal_will_never_take_ends_its_call_and_takes_no_r
     assert "internal error, incident" in answer.text
     assert "hat" not in answer.text
     assert [row["query"] for row in calls.rest(dataset)] == ["q1", "q2", "q3", "q4", "q5"]
+
+
+def test_each_failed_call_has_one_line_in_the_log_that_says_which_and_why_and_nothing_of_what_was_sent(
+    calls: ProcessorCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = calls.create("dataset", "Dataset", dataset_meta=json.dumps(META))
+    with capture_logs() as lines:
+        calls.post("/call", {"processor_id": dataset, "function": "__getitem__", "idx": 987_654_321})
+        calls.call(dataset, "__iter__")
+        assert len(calls.rest(dataset)) == len(ROWS)
+
+    told = [line for line in lines if line["event"] == "operation.failed"]
+    assert [(line["op"], line["seq"], line["log_level"], line["method"], line["category"]) for line in told] == [
+        (f"{dataset}:req:1", 1, "warning", "__getitem__", "user"),
+        (f"{dataset}:req:{3 + len(ROWS)}", 3 + len(ROWS), "info", "__next__", "user"),
+    ]
+    assert all(line["tenant"] and line["kind"] == "call" and line["adapter"] == dataset for line in told)
+    assert told[1]["reason"] == "exhausted"
+    assert "987654321" not in str(lines)
 
 
 def _final(answer: httpx.Response) -> httpx.Response | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -224,10 +225,6 @@ def _decode_of(tokenizer: Any) -> Any:
     return None if tokenizer is None else lambda tokens: str(tokenizer.decode(list(tokens)))
 
 
-_SAID: set[str] = set()
-
-
+@cache
 def _say_once(message: str) -> None:
-    if message not in _SAID:
-        _SAID.add(message)
-        log.info("sampler.chosen", reason=message)
+    log.info("sampler.chosen", reason=message)

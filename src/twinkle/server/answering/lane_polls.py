@@ -10,6 +10,7 @@ import structlog
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.answering.held_polls import HeldPolls, Waiter
 from twinkle.server.threads import Threads
+from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT
 from twinkle.storage.sampling.sampling_sessions import EndedSample, SamplePoll, SamplingSessions
 
 _SWEEP_S = 1.0
@@ -28,7 +29,7 @@ class _Client(Waiter):
 
 
 class LanePolls(HeldPolls[_Client]):
-    """Everyone who waits for a lane. Lives on one event loop; only :meth:`notify` is for other threads."""
+    """Everyone who waits for samples of a lane's client. Lives on one event loop; only :meth:`notify` is for others."""
 
     def __init__(self, samples: SamplingSessions, threads: Threads, *, sweep_s: float = _SWEEP_S) -> None:
         super().__init__(sweep_s=sweep_s)
@@ -37,7 +38,8 @@ class LanePolls(HeldPolls[_Client]):
 
     def notify(self, request_ids: list[str]) -> None:
         """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
-        self._tell({request_id.rpartition(":req:")[0] for request_id in request_ids})
+        parts = [request_id.rpartition(":req:") for request_id in request_ids]
+        self._tell({_key(lane, int(seq) // SEQS_PER_CLIENT) for lane, _, seq in parts if seq.isdecimal()})
 
     async def wait(self, lane: str, *, client: int, after: int, timeout_s: float) -> list[EndedSample]:
         """What of a client's samples ended after number ``after``; nothing when the time is up.
@@ -46,7 +48,7 @@ class LanePolls(HeldPolls[_Client]):
             StorageUnavailable: The journal could not be read.
         """
         ended = await self._held(
-            lane,
+            _key(lane, client),
             _Client(SamplePoll(lane=lane, client=client, after=after)),
             read=partial(self._threads.run, self._samples.ended, lane, client=client, after=after, limit=_MAX_ANSWERED),
             is_enough=bool,
@@ -72,3 +74,7 @@ class LanePolls(HeldPolls[_Client]):
         else:
             for place in query.result():
                 waiters[place].woken.set()
+
+
+def _key(lane: str, client: int) -> str:
+    return f"{lane}#{client}"

@@ -38,13 +38,14 @@ class Upkeep:
         """
         now = self._clock.now()
         lanes = self._database.read(
-            "SELECT id FROM lane WHERE gap_since IS NOT NULL AND gap_since <= ? LIMIT ?", (now - older_than_s, _BATCH)
+            "SELECT id, tenant FROM lane WHERE gap_since IS NOT NULL AND gap_since <= ? LIMIT ?",
+            (now - older_than_s, _BATCH),
         )
         closed = []
         for lane in lanes:
             with self._database.transaction() as transaction:
                 outcomes = self._close_gap(transaction, lane.id, now, older_than_s)
-            closed += _log_each(outcomes)
+            closed += _log_each(lane.tenant, outcomes)
         return closed
 
     def _close_gap(self, transaction: Transaction, lane_id: str, now: float, older_than_s: float) -> list[Outcome]:
@@ -91,7 +92,8 @@ class Upkeep:
         """
         overdue = _Overdue(self._clock.now(), deadline_s, deadline_s_of)
         lanes = self._database.read(
-            "SELECT DISTINCT found.lane FROM (SELECT o.lane FROM operation o JOIN lane l ON l.id = o.lane"
+            "SELECT DISTINCT found.lane, found.tenant FROM (SELECT o.lane, o.tenant FROM operation o"
+            " JOIN lane l ON l.id = o.lane"
             f" LEFT JOIN mesh m ON m.name = o.mesh WHERE {overdue.where} AND (o.kind = 'sample' OR o.seq = l.head_seq)"
             " ORDER BY o.accepted_at LIMIT ?) AS found",
             (*overdue.parameters, _BATCH),
@@ -100,7 +102,7 @@ class Upkeep:
         for found in lanes:
             with self._database.transaction() as transaction:
                 outcomes = _end_overdue(transaction, found.lane, overdue)
-            ended += _log_each(outcomes)
+            ended += _log_each(found.tenant, outcomes)
         return ended
 
     def expire_results(self, *, older_than_s: float) -> list[str]:
@@ -231,14 +233,15 @@ def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list
     return ended
 
 
-def _log_each(failed: list[Outcome]) -> list[str]:
-    """Give each failed operation its line in the log; their futures."""
+def _log_each(tenant: str, failed: list[Outcome]) -> list[str]:
+    """Give each failed operation of a tenant its line in the log; their futures."""
     for outcome in failed:
         assert outcome.failure is not None
         _log.warning(
             "operation.failed",
             op=outcome.request_id,
             kind=outcome.kind.value,
+            tenant=tenant,
             adapter=outcome.lane,
             seq=outcome.seq,
             reason=outcome.failure.code,

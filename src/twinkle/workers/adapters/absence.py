@@ -9,6 +9,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable
+from twinkle.scheduler.retry import PutOff
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.engine import State
@@ -37,7 +38,7 @@ class Absences(LaneJobs, Generic[State]):
         self._clock = clock
         self._silent_s = silent_s
         self._next_look_at = 0.0
-        self._hopeless: set[str] = set()
+        self._failed: PutOff[str] = PutOff(clock)
 
     def park(self, *, besides: Collection[str]) -> None:
         """Look every few seconds, and park, a step at a time.
@@ -52,7 +53,7 @@ class Absences(LaneJobs, Generic[State]):
         if now < self._next_look_at:
             return
         self._next_look_at = now + _LOOK_EVERY_S
-        others = [*self._residents.used(within_s=self._silent_s), *self._hopeless, *besides]
+        others = [*self._residents.used(within_s=self._silent_s), *self._failed.waiting(), *besides]
         try:
             abandoned = self._adapters.abandoned(
                 self._mesh, silent_s=self._silent_s, besides=others, limit=_MAX_AT_ONCE
@@ -73,10 +74,9 @@ class Absences(LaneJobs, Generic[State]):
         except StorageUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - the border: what is wrong with one adapter disturbs no other
-            self._hopeless.add(adapter)
-            _log.error(
-                "adapter.not_parked", adapter=adapter, error=str(error), next="it is left as it is", exc_info=error
-            )
+            facts = {"adapter": adapter, "error": str(error), **self._failed.put_off(adapter)}
+            _log.error("adapter.not_parked", **facts, exc_info=error)
             return
+        self._failed.forget(adapter)
         if is_stored and self._adapters.park(adapter, last_seq=last_seq):
             _log.info("adapter.parked_for_session", adapter=adapter, seq=last_seq)

@@ -12,6 +12,9 @@ from pydantic import BaseModel
 from twinkle.core.processors import Effect
 from twinkle.storage.files.records import FilePiece
 
+ITERATOR_EXHAUSTED = "exhausted"
+"""The code of a refusal that says that there are no more rows."""
+
 
 class Position(BaseModel, frozen=True):
     """Where an iterator stands: ``taken`` counts what it was asked for, the others are those of a loader."""

@@ -31,10 +31,18 @@ from twinkle.core.processors import (
 from twinkle.dataset.workspace import Workspace, bytes_below
 from twinkle.workers.processors.answers import answer_of
 from twinkle.workers.processors.making import Maker, class_of
-from twinkle.workers.processors.orders import Done, Order, Position, Recipe, Refused, Step, Unknown
+from twinkle.workers.processors.orders import (
+    ITERATOR_EXHAUSTED,
+    Done,
+    Order,
+    Position,
+    Recipe,
+    Refused,
+    Step,
+    Unknown,
+)
 from twinkle.workers.processors.walking import Walk, is_loader
 
-ITERATOR_EXHAUSTED = "exhausted"
 MAX_OBJECTS = 64
 _CONSUMED = "consumed_train_samples"
 _RENAMED: Mapping[str, Mapping[str, str]] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -31,10 +31,11 @@ from twinkle.storage.journal.turns import Head
 from twinkle.storage.payloads import write_result
 from twinkle.storage.processors.progress import ProcessorProgress
 from twinkle.storage.stores import Stores
+from twinkle.workers.endings import facts_of
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.processors.assembling import Assembler
 from twinkle.workers.processors.children import Child, Children
-from twinkle.workers.processors.orders import Done, Order, Refused, Unknown
+from twinkle.workers.processors.orders import ITERATOR_EXHAUSTED, Done, Order, Refused, Unknown
 from twinkle.workers.report import OperationReporter
 
 _HEADS_OFFERED = 64
@@ -70,6 +71,8 @@ class _Outcome:
 
     outcome: Outcome
     progress: ProcessorProgress | None
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What the log says of a failure beside what failed and why."""
 
 
 class ProcessorWorker:
@@ -211,9 +214,9 @@ class ProcessorWorker:
             uses=tuple(answer.recipe.uses),
         )
         if isinstance(answer, Refused):
-            _log.info("processor.refused", op=claim.request_id, method=order.step.method, reason=answer.code)
             failure = Failure(message=answer.message, category=FailureCategory.USER, code=answer.code)
-            return _Outcome(_outcome(claim, failure=failure, charge=charge), progress)
+            facts = {"method": order.step.method}
+            return _Outcome(_outcome(claim, failure=failure, charge=charge), progress, facts)
         write = partial(
             write_result,
             self._parts.blobs,
@@ -231,10 +234,7 @@ class ProcessorWorker:
             _log.warning("operation.postponed", op=claim.request_id, error=str(error), delay_s=verdict.delay_s)
             return verdict
         unexpected = None if isinstance(error, UserError) else error
-        _log.warning(
-            "operation.failed", op=claim.request_id, reason=verdict.code, incident=incident, exc_info=unexpected
-        )
-        return _Outcome(_outcome(claim, failure=verdict), None)
+        return _Outcome(_outcome(claim, failure=verdict), None, {"incident": incident, "exc_info": unexpected})
 
     async def _commit(self, lease: Lease, claim: Claim, found: _Outcome, began_at: float) -> None:
         """Record it however long the database stays away, as long as the lease is ours."""
@@ -249,6 +249,7 @@ class ProcessorWorker:
             found = failed
             committed = await self._patiently(lease, partial(self._journal.commit, lease, [found.outcome]))
         crash_point("processors.committed")
+        _tell_of_failure(claim, found)
         if claim.seq == 0 and found.outcome.failure is not None:
             # What was never made is not counted among what its tenant has.
             await self._patiently(lease, partial(self._parts.stores.processors.forget, claim.lane))
@@ -296,6 +297,15 @@ class _Poisonous(UserError):
     """A call that took its process down too often."""
 
     code = "poison"
+
+
+def _tell_of_failure(claim: Claim, found: _Outcome) -> None:
+    """As of every failed operation, one line; that a data set has no more rows is no warning."""
+    failure = found.outcome.failure
+    if failure is not None:
+        tell = _log.info if failure.code == ITERATOR_EXHAUSTED else _log.warning
+        reason = {"reason": failure.code, "category": failure.category.value}
+        tell("operation.failed", **facts_of(claim), **reason, **found.facts)
 
 
 def _outcome(

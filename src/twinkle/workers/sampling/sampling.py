@@ -9,7 +9,7 @@ from typing import Generic
 
 from twinkle.core.clock import Clock
 from twinkle.core.operation import Claim, Payload
-from twinkle.scheduler.charges import charge_of_tokens
+from twinkle.scheduler.fairness import charge_of_tokens
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import BlobStore
 from twinkle.wire.bodies.base import parse_body

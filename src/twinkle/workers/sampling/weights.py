@@ -16,7 +16,8 @@ import structlog
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
-from twinkle.scheduler.charges import PassRate, charge_of_time
+from twinkle.scheduler.fairness import PassRate, charge_of_time
+from twinkle.scheduler.retry import PutOff
 from twinkle.storage.sampling.ephemeral import EphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.stores import Stores
@@ -96,7 +97,7 @@ class SamplerWeights(Generic[State]):
         self._next_look_at = 0.0
         self._next_pin_at = 0.0
         self._pinning: Job[None] | None = None
-        self._hopeless: set[tuple[str, int]] = set()
+        self._failed: PutOff[tuple[str, int]] = PutOff(clock)
 
     @property
     def num_copies(self) -> int:
@@ -108,6 +109,8 @@ class SamplerWeights(Generic[State]):
 
         Where there is no room beside those in use, the copy is made when it is asked for.
         """
+        # The commit that opens these may end the longest unused: the others' last use counts.
+        self._note_use()
         num_bytes = self._memory.of_copy(adapter)
         if self._has_room(num_bytes):
             self._make_room(num_bytes)
@@ -177,16 +180,20 @@ class SamplerWeights(Generic[State]):
         if job.error is not None:
             raise job.error
 
-    def _look(self) -> None:
+    def _note_use(self) -> None:
         self._sampling_sessions.note_use(self._used)
         self._used.clear()
+
+    def _look(self) -> None:
+        self._note_use()
         for key in set(self._nameless.values()) - self._sampling_sessions.open_among(self._nameless):
             self._drop(key)
 
     def _pin(self, candidates: list[tuple[str, int]]) -> Steps[None]:
         """Store the first that can be, one at a time: it takes from the device what others could have."""
+        waiting = self._failed.waiting()
         for adapter, seq in candidates:
-            if (adapter, seq) in self._hopeless:
+            if (adapter, seq) in waiting:
                 continue
             try:
                 yield from self._residents.store_past(adapter, seq)
@@ -194,10 +201,10 @@ class SamplerWeights(Generic[State]):
                 _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
                 return
             except Exception as error:  # noqa: BLE001 - the border: what is wrong with one adapter disturbs no other
-                self._hopeless.add((adapter, seq))
-                facts = {"adapter": adapter, "seq": seq, "error": str(error)}
-                _log.error("sampler_weights.not_pinned", **facts, next="it is left as it is", exc_info=error)
+                facts = {"adapter": adapter, "seq": seq, "error": str(error), **self._failed.put_off((adapter, seq))}
+                _log.error("sampler_weights.not_pinned", **facts, exc_info=error)
             else:
+                self._failed.forget((adapter, seq))
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
                 return
 
