@@ -52,7 +52,7 @@ def _start(sender: str, **_: object) -> None:
         _await_turn(Starts.begin())
         with within(settings.start_timeout_s, _give_up):
             with without_collector():
-                # The child alone needs it: the parent reads neither the journal nor an operation.
+                # The child alone needs it: the parent executes nothing.
                 from twinkle.workers.process import MeshProcess  # noqa: PLC0415
             process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
