@@ -89,7 +89,7 @@ class World:
     def __init__(self, folder: Path, call_s: float) -> None:
         clock = SystemClock()
         stores = Stores.at(f"sqlite:///{folder}/journal.db", clock)
-        upgrade(stores.engine)
+        upgrade(stores.database.url)
         settings = Settings(engine="null")
         self.clock, self.mesh, self.ends = clock, settings.mesh, Ends()
         self.journal = stores.journal

@@ -25,7 +25,7 @@ from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.operation import Claim, OperationKind, Outcome, Payload, Submission
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_batch
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.turns import Head
@@ -85,7 +85,7 @@ def new_database(folder: Path, server_url: str | None) -> Iterator[str]:
     name = f"twinkle_scale_{uuid.uuid4().hex[:12]}"
     if server_url is None:
         url = f"sqlite:///{folder / name}.db"
-        _upgrade(url)
+        upgrade(url)
         yield url
         return
     with psycopg.connect(server_url, autocommit=True) as connection:
@@ -93,7 +93,7 @@ def new_database(folder: Path, server_url: str | None) -> Iterator[str]:
         try:
             before, _, options = server_url.partition("?")
             url = f"{before.rpartition('/')[0]}/{name}" + (f"?{options}" if options else "")
-            _upgrade(url)
+            upgrade(url)
             yield url
         finally:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -259,9 +259,3 @@ def broker(folder: Path) -> Iterator[str]:
 def request_id(size: Size, number: int, seq: int) -> str:
     """The future of an operation."""
     return request_id_of(size.lane(number), seq)
-
-
-def _upgrade(url: str) -> None:
-    engine = sql_engine(url)
-    upgrade(engine)
-    engine.dispose()

@@ -17,7 +17,6 @@ from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
 from harness.servers import PostgresServer, RedisServer, create_database, postgres_folder
-from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
 
 pytest_plugins = [
@@ -99,9 +98,7 @@ def make_migrated_url(make_empty_database_url: MakeDatabaseUrl) -> MakeDatabaseU
     @cache
     def make(kind: str) -> str:
         url = make_empty_database_url(kind)
-        engine = sql_engine(url)
-        upgrade(engine)
-        engine.dispose()
+        upgrade(url)
         return url
 
     return make

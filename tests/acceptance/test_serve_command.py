@@ -57,7 +57,7 @@ class Stack:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One service for all tests that leave it as they found it: it takes seconds to start."""
     flags = ("--engine", "null", "--flower", "--flower-port", "0")
-    with Served(tmp_path_factory.mktemp("serve") / "home", model="null", flags=flags) as served:
+    with Served(tmp_path_factory.mktemp("serve") / "home", model="null", flags=flags, makes_journal=True) as served:
         stack = Stack(served)
         yield stack
         everybody = stack.processes()

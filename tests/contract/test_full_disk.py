@@ -21,6 +21,7 @@ from twinkle.core.settings import Settings
 from twinkle.server.app import prepare_database
 from twinkle.storage.ballast import BALLAST
 from twinkle.storage.disks import Disks
+from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.storage.tenants.sessions import NewSession
 from twinkle.storage.upkeep.vacuum import vacuum
@@ -47,7 +48,7 @@ def _fill(folder: Path) -> None:
 def test_a_journal_on_a_full_disk_opens_is_read_deleted_from_and_shrunk(small_disk: Path) -> None:
     home = small_disk / "home"
     settings = Settings(home=home, redis_url="redis://nowhere", disk_low_bytes=2**20, disk_critical_bytes=0)
-    prepare_database(settings).dispose()
+    prepare_database(settings)
     stores = Stores.at(settings.resolved_database_url, SystemClock())
     key = stores.tenants.key(stores.tenants.create_key("a", "test"))
     assert key is not None
@@ -58,11 +59,13 @@ def test_a_journal_on_a_full_disk_opens_is_read_deleted_from_and_shrunk(small_di
     with pytest.raises(StorageUnavailable):
         stores.tenants.all()
 
-    prepare_database(settings).dispose()
+    prepare_database(settings)
     told = [account.name for account in stores.tenants.all()]
     deleted = stores.sessions.forget(older_than_s=-1)
     before = settings.journal_file.stat().st_size
-    vacuumed = vacuum(stores.engine)
+    engine = sql_engine(stores.database.url)
+    vacuumed = vacuum(engine)
+    engine.dispose()
     stores.close()
 
     assert (told, deleted) == (["a"], 50)
@@ -82,7 +85,7 @@ def test_what_deleted_rows_took_is_given_back(bench: Bench) -> None:
     bench.clock.move(10)
     assert bench.stores.sessions.forget(older_than_s=1) >= 40
 
-    vacuumed = vacuum(bench.stores.engine)
+    vacuumed = vacuum(bench.engine)
 
     assert vacuumed.after_bytes <= vacuumed.before_bytes - 40 * 16_000
 

@@ -21,16 +21,17 @@ from harness.journal import Bench, new_sampler, submission
 from twinkle.core.errors import ConfigError
 from twinkle.core.operation import OperationKind
 from twinkle.storage import tables
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.journal.turns import HEADS_OF_TENANT, LANES_WITH_SAMPLES, READY_TENANTS, SAMPLES_OF_LANE
-from twinkle.storage.schema import upgrade
+from twinkle.storage.migrating import migrate
+from twinkle.storage.schema import is_begun, newest_revision, upgrade
+from twinkle.storage.sql_engine import sql_engine
 
 _UPGRADE = """
 import sys
-from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
 sys.stdin.readline()
-upgrade(sql_engine(sys.argv[1]))
+upgrade(sys.argv[1])
 """
 
 
@@ -50,10 +51,8 @@ def _differences(url: str) -> list[object]:
 
 
 def test_upgrading_twice_is_upgrading_once_and_leaves_no_difference_to_the_code(empty_url: str) -> None:
-    engine = sql_engine(empty_url)
-    upgrade(engine)
-    upgrade(engine)
-    engine.dispose()
+    upgrade(empty_url)
+    upgrade(empty_url)
 
     assert _differences(empty_url) == []
 
@@ -75,6 +74,27 @@ def test_two_processes_may_upgrade_at_once(empty_url: str) -> None:
     assert _differences(empty_url) == []
 
 
+def test_the_newest_migration_is_told_without_loading_it(empty_url: str) -> None:
+    assert not is_begun(empty_url)
+    upgrade(empty_url)
+    database = Database(empty_url)
+    applied = database.read("SELECT version_num FROM alembic_version")
+    database.close()
+
+    assert is_begun(empty_url)
+    assert applied == [(newest_revision(),)]
+
+
+def test_a_journal_one_migration_behind_is_brought_along(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    migrate(engine, revision=f"{int(newest_revision()) - 1:04}")
+    engine.dispose()
+
+    upgrade(empty_url)
+
+    assert _differences(empty_url) == []
+
+
 def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
     make_empty_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +106,7 @@ def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
         if "CREATE TABLE checkpoint" in statement:
             threading.Event().wait(1.0)
 
-    upgrade(engine)
+    migrate(engine)
 
     with engine.connect() as connection:
         assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar() == "100ms"
@@ -96,7 +116,7 @@ def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
 
 def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty_url: str) -> None:
     engine = sql_engine(empty_url)
-    upgrade(engine, revision="0001")
+    migrate(engine, revision="0001")
     database = Database(empty_url)
     with database.transaction() as transaction:
         transaction.execute("INSERT INTO tenant (id, name, weight, created_at) VALUES ('t', 't', 1, 0)")
@@ -112,7 +132,7 @@ def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty
         )
     database.close()
 
-    upgrade(engine)
+    migrate(engine)
 
     assert database.read("SELECT request_id, result, num_prompt_tokens, ended_no FROM operation") == [
         ("s:req:0", b"kept", 0, None)
@@ -125,7 +145,7 @@ def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty
 
 def test_weights_that_were_saved_without_a_name_get_an_end_and_named_ones_stay_as_they_are(empty_url: str) -> None:
     engine = sql_engine(empty_url)
-    upgrade(engine, revision="0013")
+    migrate(engine, revision="0013")
     database = Database(empty_url)
     before = time.time()
     with database.transaction() as transaction:
@@ -151,7 +171,7 @@ def test_weights_that_were_saved_without_a_name_get_an_end_and_named_ones_stay_a
             )
     database.close()
 
-    upgrade(engine)
+    migrate(engine)
 
     ends = {row.path: row.expires_at for row in database.read("SELECT path, expires_at FROM checkpoint")}
     database.close()
@@ -163,7 +183,7 @@ def test_weights_that_were_saved_without_a_name_get_an_end_and_named_ones_stay_a
 
 def test_what_was_given_out_before_contents_is_bound_to_what_its_name_means_now(empty_url: str) -> None:
     engine = sql_engine(empty_url)
-    upgrade(engine, revision="0011")
+    migrate(engine, revision="0011")
     database = Database(empty_url)
     loads = {
         # Of what is the tenant's own, public, granted, private, and of the run itself.
@@ -223,7 +243,7 @@ def test_what_was_given_out_before_contents_is_bound_to_what_its_name_means_now(
                 (lane, lane, json.dumps(request).encode()),
             )
 
-    upgrade(engine)
+    migrate(engine)
 
     content = {row.path: row.content for row in database.read("SELECT path, content FROM checkpoint")}
     private, public, own = (content[f"tinker://{p}"] for p in ("a/weights/x", "a/weights/public", "b/weights/x"))
@@ -330,12 +350,12 @@ def test_hot_statements_use_their_indexes(crowded: Bench, sql: str, parameters: 
 
 def test_a_database_of_a_later_version_is_refused_by_its_number_and_left_as_it_is(empty_url: str) -> None:
     engine = sql_engine(empty_url)
-    upgrade(engine)
+    migrate(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
     with pytest.raises(ConfigError, match="schema is 9999, of a later version"):
-        upgrade(engine)
+        migrate(engine)
 
     with engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"

@@ -30,6 +30,7 @@ from twinkle.module.lora import shapes_of
 from twinkle.module.targets import beside_experts
 from twinkle.storage.blobs import CHECKPOINTS, BlobStore
 from twinkle.storage.journal.records import NewAdapter, Records
+from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.storage.tables import SessionRow
 from twinkle.workers.jobs.export.requests import ExportForm, ExportRequest
@@ -181,7 +182,7 @@ def save_checkpoint(
     """A checkpoint of a tenant's with an adapter's files; its path."""
     run = new_id()
     config = AdapterConfig(base_model=base_model, rank=4, seed=3)
-    with Session(stores.engine) as session:
+    with Session(sql_engine(stores.database.url)) as session:
         session.add(SessionRow(id=f"session-{run}", tenant=tenant, tags="[]", created_at=0.0, heartbeat_at=0.0))
         session.commit()
     stores.journal.open_lane(

@@ -28,6 +28,7 @@ from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_samples
 from twinkle.storage.journal.records import NewAdapter, NewSamplingSession
 from twinkle.storage.journal.turns import Head
+from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.storage.tables import SessionRow, TenantRow
 
@@ -133,7 +134,7 @@ class Bench:
         self.url = database_url
         self.clock = clock
         self.stores = stores = Stores.at(database_url, clock)
-        self.database, self.engine = stores.database, stores.engine
+        self.database, self.engine = stores.database, sql_engine(database_url)
         self.journal, self.branches, self.meshes = stores.journal, stores.branches, stores.meshes
         self.adapters, self.snapshots, self.upkeep = stores.adapters, stores.snapshots, stores.upkeep
         self.named_adapters = stores.named_adapters
@@ -157,6 +158,7 @@ class Bench:
 
     def close(self) -> None:
         self.stores.close()
+        self.engine.dispose()
 
     def lease(self, owner: str = "a", *, mesh: str = MESH, lease_s: float = 15.0) -> Lease:
         """The mesh, taken by force: whoever held it has run out of time."""

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +25,7 @@ from harness.polling import busyness, wait_for
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.parent_death import dies_with
+from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
@@ -39,11 +42,30 @@ READY_S = 150.0
 STOP_S = 120.0
 
 
+@cache
+def _empty_journal() -> bytes:
+    """A journal with the current schema in which nothing has happened."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.db"
+        upgrade(f"sqlite:///{path}")
+        return path.read_bytes()
+
+
 class Served:
-    """``twinkle serve`` on a home of its own. A context manager: whatever happens, nothing is left running."""
+    """``twinkle serve`` on a home of its own. A context manager: whatever happens, nothing is left running.
+
+    ``makes_journal``: as at the very first start, and not as an earlier start left it.
+    """
 
     def __init__(
-        self, home: Path, *, model: str, model_name: str = "", flags: tuple[str, ...] = (), **settings: str
+        self,
+        home: Path,
+        *,
+        model: str,
+        model_name: str = "",
+        flags: tuple[str, ...] = (),
+        makes_journal: bool = False,
+        **settings: str,
     ) -> None:
         self.home = home
         self._command = [*TWINKLE, "serve", "--model", model, "--home", str(home), "--port", "0", *flags]
@@ -59,6 +81,7 @@ class Served:
             "TWINKLE_RESTART_PAUSE_S": "1",
             **settings,
         }
+        self._is_given_journal = not makes_journal and "TWINKLE_DATABASE_URL" not in settings
         self._log = home.parent / f"{home.name}-serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[tinker.ServiceClient] = []
@@ -77,7 +100,11 @@ class Served:
 
     def start(self) -> None:
         """Start and wait until every worker has its model."""
-        self.home.parent.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        journal = self.home / "journal.db"
+        if not journal.exists() and self._is_given_journal:
+            # To migrate each takes a second.
+            journal.write_bytes(_empty_journal())
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,

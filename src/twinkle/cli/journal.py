@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy.exc import OperationalError
-
 from twinkle.cli.home import keep_private, make_home
 from twinkle.core.actor import acting_as, operator_actor
 from twinkle.core.clock import SystemClock
-from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.storage.database import sql_engine
 from twinkle.storage.home import close_home
 from twinkle.storage.schema import is_begun, upgrade
 from twinkle.storage.stores import Stores
@@ -44,11 +41,9 @@ def opened_journal(settings: Settings, *, creates: bool = False) -> Iterator[Sto
         )
     stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
     try:
-        upgrade(stores.engine)
+        upgrade(stores.database.url)
         with acting_as(operator_actor(_user())):
             yield stores
-    except OperationalError as error:
-        raise StorageUnavailable(f"the journal's database did not answer: {error.orig}") from error
     finally:
         stores.close()
 
@@ -60,13 +55,7 @@ def _is_missing(settings: Settings) -> bool:
         return True
     if not settings.database_url:
         _close(settings.home)
-    engine = sql_engine(url)
-    try:
-        return not is_begun(engine)
-    except OperationalError as error:
-        raise StorageUnavailable(f"the journal's database did not answer: {error.orig}") from error
-    finally:
-        engine.dispose()
+    return not is_begun(url)
 
 
 def _close(home: Path) -> None:

@@ -9,6 +9,7 @@ from twinkle.cli.journal import opened_journal
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.settings import Settings
 from twinkle.storage.ballast import keep_room, make_way
+from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.upkeep.vacuum import vacuum
 
 
@@ -21,13 +22,16 @@ def vacuum_journal(settings: Settings, *, as_json: bool) -> None:
     if not settings.database_url:
         make_way(settings.home)
     with opened_journal(settings) as stores:
+        engine = sql_engine(stores.database.url)
         try:
-            vacuumed = vacuum(stores.engine)
+            vacuumed = vacuum(engine)
         except StorageUnavailable as error:
             raise StorageUnavailable(
                 f"{error.message}; the database is written anew, which takes as much room as its rows have, and nobody"
                 " may hold it meanwhile: free some room or stop the service, then try again"
             ) from error
+        finally:
+            engine.dispose()
     if not settings.database_url:
         keep_room(settings.home, low_bytes=settings.disk_low_bytes)
     if as_json:

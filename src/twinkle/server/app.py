@@ -9,7 +9,6 @@ from functools import partial
 
 import structlog
 from fastapi import Depends, FastAPI, Request
-from sqlalchemy import Engine
 
 from twinkle.core import __version__
 from twinkle.core.clock import Clock, SystemClock
@@ -57,7 +56,7 @@ from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
 from twinkle.storage.ballast import keep_room, make_way
 from twinkle.storage.blobs import BlobStore, open_blob_store
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.disks import Disks
 from twinkle.storage.home import make_private_home
 from twinkle.storage.journal.arrivals import Arrivals
@@ -140,10 +139,8 @@ async def _open(
     """Build the parts from the bottom up; the stack closes them from the top down."""
     sql = _threads("sql", _SQL_THREADS, stack)
     object_io = _threads("objects", _OBJECT_THREADS, stack)
-    (await sql.run(prepare_database, settings)).dispose()
-    engine = sql_engine(settings.resolved_database_url, statement_timeout_s=settings.statement_timeout_s)
-    stack.push_async_callback(asyncio.to_thread, engine.dispose)
-    stores = Stores(database, engine, clock, limits=settings.tenant_limits)
+    await sql.run(prepare_database, settings)
+    stores = Stores(database, clock, limits=settings.tenant_limits)
     common = CommonParts(
         settings=settings,
         clock=clock,
@@ -331,7 +328,7 @@ def _start_job_bell(settings: Settings, stores: Stores, stack: AsyncExitStack) -
     return bell
 
 
-def prepare_database(settings: Settings) -> Engine:
+def prepare_database(settings: Settings) -> None:
     """Bring the database to the current schema, creating the embedded one. Blocks.
 
     Raises:
@@ -340,8 +337,6 @@ def prepare_database(settings: Settings) -> Engine:
     if not settings.database_url:
         make_private_home(settings.home)
         make_way(settings.home)
-    engine = sql_engine(settings.resolved_database_url)
-    schema.upgrade(engine)
+    schema.upgrade(settings.resolved_database_url)
     if not settings.database_url:
         keep_room(settings.home, low_bytes=settings.disk_low_bytes)
-    return engine

@@ -74,7 +74,7 @@ def serve_api(settings: Settings) -> None:
     _allow_many_sockets()
     app = create_app(settings)
     # Also done as the app starts; here a failure is one clear line instead of a traceback in the log.
-    prepare_database(settings).dispose()
+    prepare_database(settings)
     check_surroundings(settings)
     deployment = Deployment(Database(settings.resolved_database_url), SystemClock())
     deployment.join(fingerprint_of(Signer(secret_of(settings))))

@@ -18,15 +18,12 @@ from typing import Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Engine, ExceptionContext, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.storage.faults import CALL_ERRORS, DRIVER_ERRORS, fault_of
 from twinkle.storage.pipelined import Statements, pipelined
 
-_BUSY_TIMEOUT_S = 30
+BUSY_TIMEOUT_S = 30
 _BUSY_PAUSE_S = 0.02
 _CONNECT_TIMEOUT_S = 5
 _FROZEN_AFTER_MS = 5000
@@ -38,7 +35,7 @@ _SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # Safe against the death of a process; a power cut may drop the last commits, never corrupt.
     "PRAGMA synchronous=NORMAL",
-    f"PRAGMA busy_timeout={_BUSY_TIMEOUT_S * 1000}",
+    f"PRAGMA busy_timeout={BUSY_TIMEOUT_S * 1000}",
     "PRAGMA foreign_keys=ON",
     "PRAGMA temp_store=MEMORY",
     "PRAGMA cache_size=-20000",
@@ -149,7 +146,7 @@ class _Connections(threading.local):
     postgres: psycopg.Connection[Row] | None = None
 
 
-class Patience(threading.local):
+class _Patience(threading.local):
     """How long a statement may take in SQLite, which knows no such limit itself. Each thread has its own."""
 
     ends_at = float("inf")
@@ -189,7 +186,7 @@ class Database:
             raise ConfigError(f"database_url: {url.split(':')[0]}:// is not supported; use sqlite:/// or postgresql://")
         self.url = url
         self._open = _Connections()
-        self._patience = Patience(statement_timeout_s)
+        self._patience = _Patience(statement_timeout_s)
 
     @contextmanager
     def transaction(self, *, together: bool = False) -> Iterator[Transaction]:
@@ -256,9 +253,9 @@ class Database:
     def _sqlite(self) -> sqlite3.Connection:
         if self._open.sqlite is None:
             path = Path(self.url.removeprefix("sqlite:///"))
-            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+            connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
             connection.row_factory = _sqlite_row
-            _apply_pragmas(connection)
+            apply_pragmas(connection)
             self._patience.watch(connection)
             self._open.sqlite = connection
         return self._open.sqlite
@@ -270,7 +267,7 @@ class Database:
                 autocommit=True,
                 row_factory=_postgres_rows,
                 connect_timeout=_CONNECT_TIMEOUT_S,
-                options=_postgres_options(self.url, self._patience.timeout_s),
+                options=postgres_options(self.url, self._patience.timeout_s),
             )
         return self._open.postgres
 
@@ -292,39 +289,9 @@ def placeholders(values: Collection[object]) -> str:
     return ", ".join("?" * len(values)) or "NULL"
 
 
-def sql_engine(url: str, *, statement_timeout_s: float | None = None) -> Engine:
-    """A SQLAlchemy engine on the same database, for everything that is not hot."""
-    patience = Patience(statement_timeout_s)
-    if not url.startswith("sqlite"):
-        scheme_free = url.split("://", 1)[1]
-        engine = create_engine(
-            f"postgresql+psycopg://{scheme_free}",
-            pool_pre_ping=True,
-            connect_args={"options": _postgres_options(url, statement_timeout_s)},
-        )
-        event.listen(engine, "handle_error", _translate_error)
-        return engine
-    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
-    event.listen(engine, "handle_error", _translate_error)
-
-    @event.listens_for(engine, "connect")
-    def _set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        _apply_pragmas(cursor)
-        cursor.close()
-        if isinstance(connection, sqlite3.Connection):
-            patience.watch(connection)
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def _begin(*_: object) -> None:
-        patience.begin()
-
-    return engine
-
-
-def _apply_pragmas(connection: _Executes) -> None:
+def apply_pragmas(connection: _Executes) -> None:
     """Set a new connection up. The change to WAL does not wait for a lock by itself, whatever the busy timeout."""
-    ends_at = time.monotonic() + _BUSY_TIMEOUT_S
+    ends_at = time.monotonic() + BUSY_TIMEOUT_S
     for pragma in _SQLITE_PRAGMAS:
         while True:
             try:
@@ -344,17 +311,8 @@ class _Executes(Protocol):
         ...
 
 
-def _postgres_options(url: str, statement_timeout_s: float | None) -> str:
+def postgres_options(url: str, statement_timeout_s: float | None = None) -> str:
     """Those of the URL, the server's own guard against frozen clients, and how long a statement may take."""
     given = conninfo_to_dict(url).get("options") or ""
     limit = "" if statement_timeout_s is None else f" -c statement_timeout={int(statement_timeout_s * 1000)}ms"
     return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_MS}ms{limit}".strip()
-
-
-def _translate_error(context: ExceptionContext) -> None:
-    """Raise our own error, except where SQLAlchemy is about to reconnect, and for broken constraints."""
-    error = context.original_exception
-    if context.is_pre_ping or isinstance(error, sqlite3.IntegrityError | psycopg.IntegrityError):
-        return
-    if isinstance(error, CALL_ERRORS):
-        raise fault_of(error, statement=context.statement or "") from error

@@ -1,70 +1,76 @@
-"""Bring a database to the current schema, or show that it is there."""
+"""Bring a database to the current schema, or see that it is there: what every process does before it begins."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, text
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.errors import StorageUnavailable
+from twinkle.storage.database import Database
 
-_LOCK_KEY = 7_462_118_020
+_MIGRATIONS = Path(__file__).parent / "migrations" / "versions"
 _RETRY_S = 1.0
 
 _log = structlog.get_logger()
 
 
-def upgrade(engine: Engine, *, revision: str = "head") -> None:
-    """Apply the missing migrations up to ``revision``. Several processes may call it at once; one does the work.
+def newest_revision() -> str:
+    """The last of our migrations, by the number that its file's name begins with."""
+    return max(path.name.partition("_")[0] for path in _MIGRATIONS.glob("[0-9]*.py"))
+
+
+def upgrade(url: str) -> None:
+    """Apply the migrations that are missing. Several processes may call it at once; one does the work.
+
+    Where none is, as at nearly every start, it is one look: a migration is committed together with its number.
 
     Raises:
         ConfigError: The database is of a later version of the service.
+        StorageUnavailable: It does not answer.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    with engine.connect() as connection:
-        if engine.dialect.name == "postgresql":
-            # A migration may compute between two statements; whoever migrates is no frozen process.
-            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
-            connection.execute(text("SET LOCAL statement_timeout = 0"))
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
-        else:
-            connection.exec_driver_sql("BEGIN EXCLUSIVE")
-        config.attributes["connection"] = connection
-        _refuse_later(connection, config)
-        command.upgrade(config, revision)
-        connection.commit()
+    if _revisions(url) == [newest_revision()]:
+        return
+    # Half a second to load, for what is seldom needed.
+    from twinkle.storage.migrating import migrate  # noqa: PLC0415
+    from twinkle.storage.sql_engine import sql_engine  # noqa: PLC0415
+
+    engine = sql_engine(url)
+    try:
+        migrate(engine)
+    finally:
+        engine.dispose()
 
 
-def is_begun(engine: Engine) -> bool:
+def is_begun(url: str) -> bool:
     """Whether there is a journal in the database at all."""
-    with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision() is not None
+    return bool(_revisions(url))
 
 
-def _refuse_later(connection: Connection, config: Config) -> None:
-    here = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if here is not None and here not in known:
-        raise ConfigError(
-            f"TWINKLE_DATABASE_URL: the journal's schema is {here}, of a later version than this one, which knows"
-            f" {max(known)}; run the version that made it, or go back to a backup from before"
-        )
-
-
-def upgrade_patiently(engine: Engine, clock: Clock) -> None:
+def upgrade_patiently(url: str, clock: Clock) -> None:
     """Apply the missing migrations, however long the database stays away. Blocks."""
     while True:
         try:
-            upgrade(engine)
+            upgrade(url)
         except StorageUnavailable as error:
             _log.warning("worker.waits_for_database", error=error.message, retry_s=_RETRY_S)
             clock.sleep(_RETRY_S)
         else:
             return
+
+
+def _revisions(url: str) -> list[str]:
+    """Those that the database says it is at: one, or none in an empty one."""
+    database = Database(url)
+    there = (
+        "SELECT 1 AS one WHERE to_regclass('alembic_version') IS NOT NULL"
+        if database.is_postgres
+        else "SELECT 1 AS one FROM sqlite_master WHERE name = 'alembic_version'"
+    )
+    try:
+        if not database.read(there):
+            return []
+        return [row.version_num for row in database.read("SELECT version_num FROM alembic_version")]
+    finally:
+        database.close()

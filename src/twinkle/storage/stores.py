@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine
-
 from twinkle.core.clock import Clock
 from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.storage.adapters.adapters import Adapters
@@ -13,7 +11,7 @@ from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.brought import BroughtCheckpoints
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.checkpoints.pushes import Pushes
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.growing import GrowingFiles
 from twinkle.storage.files.prepared import PreparedRows
@@ -72,17 +70,15 @@ class Stores:
       ``forgetting`` takes the rows of what ended long ago, ``gone_lanes`` those of whole runs and sampling sessions.
     """
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
-        """Open nothing: both the database and the engine connect when they are first asked.
+    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+        """Open nothing: the database connects when it is first asked.
 
         Args:
-            database: For all that is hot or in SQL.
-            engine: On the same database, for the rest.
+            database: Where all of them are.
             clock: What time it is.
             limits: Those of tenants that have none of their own.
         """
         self.database = database
-        self.engine = engine
         self.journal = Journal(database, clock, limits=limits)
         self.branches = Branches(database, self.journal, clock)
         self.queues = Queues(database, clock)
@@ -91,18 +87,18 @@ class Stores:
         self.meshes = Meshes(database, clock)
         self.moves = Moves(database, clock)
         self.speeds = Speeds(database)
-        self.adapters = Adapters(database, engine, clock)
+        self.adapters = Adapters(database, clock)
         self.named_adapters = NamedAdapters(database, clock)
         self.snapshots = SnapshotStore(database, clock)
-        self.checkpoints = Checkpoints(database, engine, clock)
+        self.checkpoints = Checkpoints(database, clock)
         self.brought = BroughtCheckpoints(database, self.checkpoints, clock)
         self.access_tokens = AccessTokens(database, clock)
         self.pushes = Pushes(database, clock)
         self.sampler_templates = SamplerTemplates(database)
-        self.sampling_sessions = SamplingSessions(database, engine, clock)
-        self.tenants = Tenants(database, engine, clock, limits=limits)
+        self.sampling_sessions = SamplingSessions(database, clock)
+        self.tenants = Tenants(database, clock, limits=limits)
         self.keyring = Keyring(database, clock)
-        self.sessions = Sessions(database, engine, clock)
+        self.sessions = Sessions(database, clock)
         self.accounting = Accounting(database, clock)
         self.audit = Audit(database, clock)
         self.deployment = Deployment(database, clock)
@@ -127,9 +123,8 @@ class Stores:
     @classmethod
     def at(cls, url: str, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> Stores:
         """The stores of the database at a URL, whose schema is current."""
-        return cls(Database(url), sql_engine(url), clock, limits=limits)
+        return cls(Database(url), clock, limits=limits)
 
     def close(self) -> None:
-        """Give the connections of this thread back."""
+        """Give the connection of this thread back."""
         self.database.close()
-        self.engine.dispose()

@@ -223,7 +223,7 @@ def run_housekeeping(settings: Settings) -> int:
     configure_logging(settings.log_level, settings.log_json)
     blobs = check_surroundings(settings)
     stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
-    upgrade(stores.engine)
+    upgrade(stores.database.url)
     app = make_app(settings)
     redis_url = settings.redis_url.get_secret_value()
     nudger = Nudger(app, redis_url)

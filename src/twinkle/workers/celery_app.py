@@ -10,20 +10,24 @@ import sys
 import threading
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 import structlog
 from celery import signals
 
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import ConfigError, TwinkleError
+from twinkle.core.lazy import without_collector
 from twinkle.core.logs import configure_logging
 from twinkle.core.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import register_pump
-from twinkle.workers.process import EXIT_FAILED_START, MeshProcess
-from twinkle.workers.starts import LONGEST_PAUSE_S, Starts, refuse, within
+from twinkle.workers.starts import EXIT_FAILED_START, LONGEST_PAUSE_S, Starts, refuse, within
 from twinkle.workers.troubles import note_trouble
+
+if TYPE_CHECKING:
+    from twinkle.workers.process import MeshProcess
 
 settings = load_settings()
 app = make_app(settings)
@@ -47,6 +51,9 @@ def _start(sender: str, **_: object) -> None:
     try:
         _await_turn(Starts.begin())
         with within(settings.start_timeout_s, _give_up):
+            with without_collector():
+                # The child alone needs it: the parent executes nothing.
+                from twinkle.workers.process import MeshProcess  # noqa: PLC0415
             process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
         note_trouble(settings, error.message)

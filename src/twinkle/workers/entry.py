@@ -14,7 +14,6 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
 from twinkle.hub.support import check_model
-from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
 from twinkle.tasks.surroundings import check_surroundings
@@ -41,9 +40,7 @@ def run_worker(settings: Settings) -> int:
         _check_model(settings)
     check_surroundings(settings)
     # Waited for here first: until the pool has its child, Celery would hold back whoever asks this process to end.
-    journal = sql_engine(settings.resolved_database_url)
-    upgrade_patiently(journal, SystemClock())
-    journal.dispose()
+    upgrade_patiently(settings.resolved_database_url, SystemClock())
     os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 

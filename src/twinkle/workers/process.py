@@ -34,13 +34,12 @@ from twinkle.workers.engines.null_engine import NullEngine
 from twinkle.workers.engines.threads import ThreadRecord, thread_limit
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.sampling.sampling import CacheGroups
+from twinkle.workers.starts import EXIT_FAILED_START
 
 _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
 _AWAKE_S = 0.05
 _SOCKET_TIMEOUT_S = 5.0
-EXIT_FAILED_START = 75
-"""Another child is to be started."""
 
 _log = structlog.get_logger()
 
@@ -60,7 +59,7 @@ class MeshProcess:
             settings = settings.model_copy(update={"max_resident_adapters": 1})
         clock = SystemClock()
         stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
-        upgrade_patiently(stores.engine, clock)
+        upgrade_patiently(stores.database.url, clock)
         thread_record = self._thread_record = ThreadRecord(stores.meshes, settings)
         engine = self._engine = build_engine(thread_record.settings(limit=_thread_limit(settings)))
         redis_url = settings.redis_url.get_secret_value()

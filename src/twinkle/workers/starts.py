@@ -22,6 +22,9 @@ from twinkle.core.errors import ConfigError
 STARTS_FILE = "_TWINKLE_STARTS_FILE"
 """The variable that names the file."""
 
+EXIT_FAILED_START = 75
+"""Another child is to be started."""
+
 LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _KILLED = (

@@ -44,7 +44,7 @@ async def test_a_worker_that_the_machine_refuses_is_started_by_a_later_look_and_
     monkeypatch.setattr(_Reluctant, "num_starts", 0)
     settings, clock = Settings(home=tmp_path), SystemClock()
     stores = Stores.at(f"sqlite:///{tmp_path / 'journal.db'}", clock)
-    upgrade_patiently(stores.engine, clock)
+    upgrade_patiently(stores.database.url, clock)
     stores.moves.ask_for("second", "second=cpu")
     is_up = asyncio.Event()
 

@@ -343,7 +343,7 @@ def test_what_an_earlier_version_left_open_is_closed_by_every_command(
 ) -> None:
     home = tmp_path / "home"
     with logging_as_before():
-        prepare_database(Settings(home=home)).dispose()
+        prepare_database(Settings(home=home))
     home.chmod(0o755)
     (home / "journal.db").chmod(0o644)
 
@@ -371,7 +371,7 @@ def test_what_a_process_of_the_service_writes_is_its_owners_alone(tmp_path: Path
     old_mask = os.umask(0o022)
     try:
         with logging_as_before():
-            prepare_database(settings_of_service(home=tmp_path / "home")).dispose()
+            prepare_database(settings_of_service(home=tmp_path / "home"))
     finally:
         os.umask(old_mask)
 
@@ -737,7 +737,7 @@ def test_every_process_tries_broker_and_object_store_before_it_begins_and_names_
     twinkle: Twinkle, tmp_path: Path, redis_url: str, s3_url: str, command: tuple[str, ...]
 ) -> None:
     with logging_as_before():
-        prepare_database(Settings(home=tmp_path)).dispose()
+        prepare_database(Settings(home=tmp_path))
     wrong = urlsplit(redis_url)._replace(netloc=f":wrong@127.0.0.1:{urlsplit(redis_url).port}").geturl()
     bucket = "s3://no-such-bucket-anywhere/x"
     tried = [

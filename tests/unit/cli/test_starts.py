@@ -432,7 +432,7 @@ def test_a_package_that_is_not_installed_is_named_in_one_line(
     command: tuple[str, ...], extra: str, sqlite_url: str
 ) -> None:
     script = (
-        "import sys; sys.modules.update(sqlalchemy=None, celery=None, uvicorn=None)\n"
+        "import sys; sys.modules.update(obstore=None, celery=None, uvicorn=None)\n"
         f"sys.argv = ['twinkle', *{command}]; from twinkle.cli import main; main()"
     )
     done = subprocess.run(

@@ -1,10 +1,14 @@
-"""Processes of the service import with the collector of garbage off, and run with it on."""
+"""Processes of the service import only what they need, with the collector of garbage off, and run with it on."""
 
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from twinkle.core.lazy import without_collector
 
@@ -41,6 +45,56 @@ for command in LARGE:
     assert gc.isenabled()
 assert found == [(module, False) for module in LARGE.values()], found
 """
+
+COMPUTING = ("torch", "transformers", "peft", "datasets", "scipy", "pandas")
+MIGRATING = ("alembic", "mako", "sqlalchemy", "sqlmodel")
+OF_THE_API = ("fastapi", "starlette", "uvicorn")
+WORKING = ("twinkle.storage.stores", "numpy", "google.protobuf")
+
+LOADED = """
+import sys
+for module in sys.argv[1].split(","):
+    __import__(module)
+if "twinkle.storage.schema" in sys.modules:
+    sys.modules["twinkle.storage.schema"].upgrade(sys.argv[2])
+print(*(module for module in sys.argv[3].split(",") if module in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "unneeded"),
+    [
+        ("twinkle.cli.app", (*COMPUTING, *MIGRATING, *OF_THE_API, *WORKING, "redis", "celery", "twinkle.storage")),
+        ("twinkle.cli.serve", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
+        ("twinkle.cli.keys", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
+        ("twinkle.server.run", (*COMPUTING, *MIGRATING)),
+        ("twinkle.workers.entry,twinkle.workers.celery_app", (*COMPUTING, *MIGRATING, *OF_THE_API, *WORKING)),
+        ("twinkle.workers.process", (*COMPUTING, *MIGRATING, *OF_THE_API)),
+        ("twinkle.tasks.housekeeping", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy")),
+        ("twinkle.workers.jobs.process", (*COMPUTING, *MIGRATING)),
+        ("twinkle.workers.processors.serving", (*COMPUTING, *MIGRATING, *OF_THE_API)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_process_loads_nothing_that_others_need_on_a_journal_that_is_up_to_date(
+    modules: str, unneeded: tuple[str, ...], tmp_path: Path, sqlite_url: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, modules, sqlite_url, ",".join(unneeded)],
+        # What the worker's application reads when it is imported.
+        env={
+            **os.environ,
+            "TWINKLE_HOME": str(tmp_path),
+            "TWINKLE_MODEL_NAME": "m",
+            "TWINKLE_REDIS_URL": "redis://127.0.0.1:1/0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert done.stdout.split() == []
 
 
 def test_the_collector_is_behind_as_it_was_before() -> None:

@@ -34,7 +34,7 @@ def settings(
     settings = Settings(
         home=tmp_path_factory.mktemp("home"), database_url=make_database_url(request.param), redis_url=redis_url
     )
-    prepare_database(settings).dispose()
+    prepare_database(settings)
     return settings
 
 

@@ -20,6 +20,7 @@ from harness.victim import ANSWER_S, Victim, attacked
 from twinkle.core.scopes import Scope
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
+from twinkle.storage.sql_engine import sql_engine
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -77,6 +78,7 @@ class Tenant:
     def __init__(self, api: Api, owner: Victim) -> None:
         self.api, self.owner = api, owner
         self.name = api.stores.keyring.find(owner.key).tenant
+        self._engine = sql_engine(api.stores.database.url)
 
     def key(self, *scopes: Scope, expires_at: float | None = None) -> str:
         allowed = frozenset(scopes) or frozenset(Scope)
@@ -84,17 +86,16 @@ class Tenant:
 
     def rows(self) -> dict[str, int]:
         """How many there are in each table of the journal, but for what tells who called."""
-        engine = self.api.stores.engine
-        with engine.connect() as connection:
+        with self._engine.connect() as connection:
             return {
                 name: connection.execute(sa.text(f"SELECT count(*) FROM {name}")).scalar_one()
-                for name in sa.inspect(engine).get_table_names()
+                for name in sa.inspect(self._engine).get_table_names()
                 if name != "audit"
             }
 
     def kinds(self) -> set[tuple[str, str]]:
         """Of the operations and jobs that there are."""
-        with self.api.stores.engine.connect() as connection:
+        with self._engine.connect() as connection:
             return {
                 (table, kind)
                 for table in ("operation", "job")

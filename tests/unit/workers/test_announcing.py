@@ -6,16 +6,14 @@ from harness.clock import HandClock
 from harness.polling import wait_until
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import ANNOUNCED_S, Meshes
 from twinkle.storage.schema import upgrade
 from twinkle.workers.announcing import announced
 
 
 def test_a_worker_renews_what_it_announced_while_it_starts_and_takes_it_back(sqlite_url: str) -> None:
-    engine = sql_engine(sqlite_url)
-    upgrade(engine)
-    engine.dispose()
+    upgrade(sqlite_url)
     database = Database(sqlite_url)
     clock = SystemClock()
 

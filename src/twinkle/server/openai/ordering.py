@@ -33,7 +33,7 @@ from twinkle.server.state import Server
 from twinkle.server.tinker.answers import canonical_json
 from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.tenants.sessions import NewSession, metadata_of
+from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId
@@ -214,7 +214,7 @@ async def shared_session(server: Server, tenant: str) -> DrawSession:
 async def session_named(server: Server, tenant: str, session_id: str) -> DrawSession:
     """One of the caller's sessions; ``NotFound`` if there is none of this id."""
     found = await server.common.sql.run(server.accounts.sessions.find, tenant, session_id)
-    return DrawSession(found.id, priority_of(metadata_of(found)))
+    return DrawSession(found.id, priority_of(found.user_metadata))
 
 
 async def lane_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -13,8 +12,8 @@ from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
-from twinkle.storage.tables import SessionRow
 from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, HOUR_S, UsagePlace, Work
+from twinkle.storage.tenants.sessions import FoundSession
 from twinkle.wire.bodies.billing import (
     CheckpointUsage,
     PrefillUsage,
@@ -91,10 +90,7 @@ def _usage(accounts: Accounts, tenant: str, start: int, end: int) -> UsageRespon
     events += [_file_event(hour, owner, gigabyte_hours) for hour, gigabyte_hours in sorted(of_files.items())]
     return UsageResponse(
         data=events,
-        sessions={
-            id_: UsageSession(user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata))
-            for id_, row in sessions.items()
-        },
+        sessions={id_: UsageSession(user_metadata=found.user_metadata) for id_, found in sessions.items()},
     )
 
 
@@ -122,7 +118,7 @@ def _file_event(hour: int, owner: str, gigabyte_hours: float) -> UsageEvent:
     )
 
 
-def _event(place: UsagePlace, owner: str, session: SessionRow, info: UsageInfo, device_s: float | None) -> UsageEvent:
+def _event(place: UsagePlace, owner: str, session: FoundSession, info: UsageInfo, device_s: float | None) -> UsageEvent:
     return UsageEvent(
         bucket_start=moment(place.hour * HOUR_S),
         bucket_end=moment((place.hour + 1) * HOUR_S),

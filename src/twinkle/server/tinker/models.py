@@ -21,7 +21,6 @@ from twinkle.server.tinker.answers import answer, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.storage.journal.records import NewAdapter
-from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (
@@ -65,7 +64,7 @@ async def create_model(request: Request, common: Common, accounts: Accounts, que
         optimizer=body.optimizer_config.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
         created_at=common.clock.now(),
-        priority=priority_of(body.user_metadata, metadata_of(session)),
+        priority=priority_of(body.user_metadata, session.user_metadata),
         limit=await accounts.quotas.adapters_of(tenant),
     )
     payload = config.model_dump_json().encode()
@@ -111,7 +110,7 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
         optimizer=optimizer.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
         created_at=server.common.clock.now(),
-        priority=priority_of(body.user_metadata, metadata_of(session)),
+        priority=priority_of(body.user_metadata, session.user_metadata),
         limit=await server.accounts.quotas.adapters_of(tenant),
     )
     await server.accounts.resends.take_run_of_id(tenant, adapter.id)

@@ -21,7 +21,6 @@ from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Ten
 from twinkle.server.tinker.answers import answer, canonical_json
 from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
-from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.sampling import (
@@ -75,7 +74,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
         checkpoint=body.model_path,
         content=None if checkpoint is None else checkpoint.content,
         generation=0 if checkpoint is None else checkpoint.generation,
-        priority=priority_of(metadata_of(owner)),
+        priority=priority_of(owner.user_metadata),
     )
     await server.accounts.resends.take_sampler(tenant, session.id)
     await server.queue.submitter.open_lane(session)

@@ -13,7 +13,7 @@ from twinkle.server.openapi import described
 from twinkle.server.receiving.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.tenants.sessions import NewSession, metadata_of
+from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,
@@ -113,7 +113,7 @@ async def show_session(
         SessionResponse(
             training_run_ids=[run.id for run in runs],
             sampler_ids=samplers,
-            user_metadata=metadata_of(row),
+            user_metadata=row.user_metadata,
             display_name=row.display_name,
         )
     )

@@ -25,7 +25,6 @@ from twinkle.server.twinkle.sessions import SESSION_HEADER, session_of
 from twinkle.storage.adapters.named import AdapterName
 from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.storage.journal.records import NewAdapter
-from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.twinkle_calls import (
     AdapterCreated,
@@ -108,7 +107,7 @@ async def add_adapter(base_model: ModelName, request: Request, server: Server, t
         optimizer={},
         user_metadata={WARNINGS: "\n".join(warnings)} if warnings else None,
         created_at=server.common.clock.now(),
-        priority=priority_of(metadata_of(session)),
+        priority=priority_of(session.user_metadata),
         limit=await server.accounts.quotas.adapters_of(tenant),
     )
     first = Unnumbered(

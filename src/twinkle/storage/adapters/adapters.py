@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sqlalchemy import Engine
-from sqlmodel import Session, col, select
-
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
@@ -18,7 +15,6 @@ from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.core.places import PlaceInList
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
-from twinkle.storage.tables import AdapterRow
 
 _COLUMNS = (
     "a.id, a.tenant, a.session, a.mesh, a.config, a.optimizer, a.user_metadata, a.created_at, a.parked_at, a.pinned_at"
@@ -47,9 +43,8 @@ class Adapter:
 class Adapters:
     """Training runs: what there is, and the ways in which one leaves its device."""
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._engine = engine
         self._clock = clock
 
     def find(self, adapter_id: str, *, tenant: str | None = None) -> Adapter:
@@ -58,11 +53,10 @@ class Adapters:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = session.get(AdapterRow, adapter_id)
-            if row is None or (tenant is not None and row.tenant != tenant):
-                raise NotFound(f"no training run {adapter_id!r}")
-            return _adapter_of(row)
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM adapter a WHERE a.id = ?", (adapter_id,))
+        if not rows or (tenant is not None and rows[0].tenant != tenant):
+            raise NotFound(f"no training run {adapter_id!r}")
+        return _adapter_of(rows[0])
 
     def page(
         self, tenant: str, *, limit: int, offset: int, session_id: str | None = None, project_id: str | None = None
@@ -101,9 +95,10 @@ class Adapters:
 
     def newest(self, *, limit: int) -> list[Adapter]:
         """The newest training runs of every tenant."""
-        with Session(self._engine) as session:
-            newest = select(AdapterRow).order_by(col(AdapterRow.created_at).desc(), col(AdapterRow.id))
-            return [_adapter_of(row) for row in session.exec(newest.limit(limit)).all()]
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM adapter a ORDER BY a.created_at DESC, a.id LIMIT ?", (limit,)
+        )
+        return [_adapter_of(row) for row in rows]
 
     def last_requests_at(self, adapter_ids: Sequence[str]) -> dict[str, float]:
         """When the latest operation of each of these adapters was accepted, or else the adapter made."""
@@ -229,7 +224,7 @@ class Adapters:
             raise unloaded_error(adapter)
 
 
-def _adapter_of(row: AdapterRow | Row) -> Adapter:
+def _adapter_of(row: Row) -> Adapter:
     return Adapter(
         id=row.id,
         tenant=row.tenant,

@@ -6,9 +6,6 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
-from sqlmodel import Session, col, func, or_, select
-
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
@@ -18,7 +15,6 @@ from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.records import insert_lane
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
-from twinkle.storage.tables import CheckpointRow
 from twinkle.storage.tenants.audit import insert_entry
 
 _COLUMNS = (
@@ -47,9 +43,8 @@ class NewCopy:
 class Checkpoints:
     """What is kept under a name: found, listed, copied, published and deleted."""
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._engine = engine
         self._clock = clock
 
     def find(self, path: str, *, tenant: str | None = None, grant: Grant | None = None) -> Checkpoint:
@@ -60,11 +55,10 @@ class Checkpoints:
         Raises:
             NotFound: There is none, it has expired, or it is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = session.get(CheckpointRow, path)
-            if row is None or self._is_over(row) or not _may_read(row, tenant, grant):
-                raise NotFound(f"no checkpoint {path!r}")
-            return _checkpoint_of(row)
+        row = self._row("path", path)
+        if row is None or not _may_read(row, tenant, grant):
+            raise NotFound(f"no checkpoint {path!r}")
+        return _checkpoint_of(row)
 
     def content(self, content: str) -> Checkpoint:
         """A content that has neither expired nor been deleted or replaced. Who may read it was decided before.
@@ -72,11 +66,10 @@ class Checkpoints:
         Raises:
             NotFound: It is not there any more.
         """
-        with Session(self._engine) as session:
-            row = session.exec(select(CheckpointRow).where(CheckpointRow.content == content)).first()
-            if row is None or self._is_over(row):
-                raise NotFound("this content is not there any more: it was replaced or deleted, or has expired")
-            return _checkpoint_of(row)
+        row = self._row("content", content)
+        if row is None:
+            raise NotFound("this content is not there any more: it was replaced or deleted, or has expired")
+        return _checkpoint_of(row)
 
     def sampled(self, sampling_session: SamplingSession) -> Checkpoint | None:
         """What a sampling session may read now; ``None`` is the base model.
@@ -88,16 +81,14 @@ class Checkpoints:
         """
         if sampling_session.checkpoint is None:
             return None
-        with Session(self._engine) as session:
-            wanted = select(CheckpointRow).where(CheckpointRow.content == sampling_session.content)
-            row = session.exec(wanted).first()
-            if row is None or self._is_over(row) or not _may_sample(row, sampling_session):
-                raise NotFound(
-                    f"{sampling_session.checkpoint}, as it was when sampling session {sampling_session.id} was opened,"
-                    " is not there any more: it was deleted, replaced or unpublished, or has expired; open a new"
-                    " session on what is there now"
-                )
-            return _checkpoint_of(row)
+        row = self._row("content", sampling_session.content)
+        if row is None or not _may_sample(row, sampling_session):
+            raise NotFound(
+                f"{sampling_session.checkpoint}, as it was when sampling session {sampling_session.id} was opened,"
+                " is not there any more: it was deleted, replaced or unpublished, or has expired; open a new"
+                " session on what is there now"
+            )
+        return _checkpoint_of(row)
 
     def page(
         self,
@@ -141,25 +132,14 @@ class Checkpoints:
 
         One query, however many they are.
         """
-        newest = func.row_number().over(
-            partition_by=(col(CheckpointRow.adapter), col(CheckpointRow.kind)),
-            order_by=(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path)),
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM (SELECT {_COLUMNS}, ROW_NUMBER() OVER"
+            " (PARTITION BY adapter, kind ORDER BY created_at DESC, path) AS place FROM checkpoint"
+            f" WHERE adapter IN ({placeholders(adapter_ids)}) AND listed AND (expires_at IS NULL OR expires_at > ?)"
+            ") AS ranked WHERE place = 1",
+            (*adapter_ids, self._clock.now()),
         )
-        with Session(self._engine) as session:
-            ranked = (
-                select(col(CheckpointRow.path).label("path"), newest.label("place"))
-                .where(
-                    col(CheckpointRow.adapter).in_(adapter_ids),
-                    col(CheckpointRow.listed).is_(True),
-                    or_(col(CheckpointRow.expires_at).is_(None), col(CheckpointRow.expires_at) > self._clock.now()),
-                )
-                .subquery()
-            )
-            statement = select(CheckpointRow).join(
-                ranked, (ranked.c.path == col(CheckpointRow.path)) & (ranked.c.place == 1)
-            )
-            rows = session.exec(statement).all()
-            return {(row.adapter, CheckpointKind(row.kind)): _checkpoint_of(row) for row in rows}
+        return {(row.adapter, CheckpointKind(row.kind)): _checkpoint_of(row) for row in rows}
 
     def set_expiry(self, tenant: str, path: str, expires_at: float | None) -> None:
         """Change when a checkpoint ends; ``None`` keeps it for ever.
@@ -252,11 +232,16 @@ class Checkpoints:
                 raise NotFound(f"no checkpoint {path!r}")
             insert_entry(transaction, tenant, event, {"tinker_path": path, **details}, now=now)
 
-    def _is_over(self, row: CheckpointRow) -> bool:
-        return row.expires_at is not None and row.expires_at <= self._clock.now()
+    def _row(self, column: str, value: str | None) -> Row | None:
+        """The checkpoint that a column of its own value finds, unless it has expired."""
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM checkpoint WHERE {column} = ? AND (expires_at IS NULL OR expires_at > ?)",
+            (value, self._clock.now()),
+        )
+        return rows[0] if rows else None
 
 
-def _may_read(row: CheckpointRow, tenant: str | None, grant: Grant | None) -> bool:
+def _may_read(row: Row, tenant: str | None, grant: Grant | None) -> bool:
     if tenant is None or row.tenant == tenant or row.public:
         return True
     return grant is not None and grant.content == row.content
@@ -279,13 +264,13 @@ def _may_copy(source: Row, new: NewCopy, now: float) -> bool:
     return (source.tenant == new.tenant or bool(source.public) or is_granted) and not is_over
 
 
-def _may_sample(row: CheckpointRow, sampling_session: SamplingSession) -> bool:
+def _may_sample(row: Row, sampling_session: SamplingSession) -> bool:
     if row.tenant == sampling_session.tenant:
         return True
-    return row.public and row.generation == sampling_session.generation
+    return bool(row.public) and row.generation == sampling_session.generation
 
 
-def _checkpoint_of(row: CheckpointRow | Row) -> Checkpoint:
+def _checkpoint_of(row: Row) -> Checkpoint:
     return Checkpoint(
         path=row.path,
         tenant=row.tenant,

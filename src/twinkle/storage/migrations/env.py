@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that ``schema.upgrade`` hands over."""
+"""Alembic's entry: runs the migrations on the connection that ``migrating.migrate`` hands over."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
-from sqlmodel import Session, select
-
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind, OperationState, Payload
@@ -16,13 +13,11 @@ from twinkle.storage.jobs.keeping import IS_HELD
 from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT, has_sample, owners_of_forgotten, sample_parameters
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 from twinkle.storage.sampling.ephemeral import KEEP, NOTHING_WAITS, EphemeralWeights
-from twinkle.storage.tables import SamplingSessionRow
 
 _CANCELLED_TEXT = "cancelled by its client"
 _MAX_TO_PIN = 16
 _HELD_FOR_JOB = IS_HELD.format(session="ephemeral_weights.session")
 
-# Asked for every sample: not through the ORM.
 _SAMPLING_SESSION = (
     "SELECT s.id, s.tenant, s.session, s.base_model, s.model_path, s.checkpoint, s.content, s.generation, e.adapter,"
     " e.seq, e.end_reason, l.head_seq FROM sampling_session s"
@@ -80,9 +75,8 @@ class Patience:
 class SamplingSessions:
     """What clients sample from, and what they may do with their samples as a whole."""
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._engine = engine
         self._clock = clock
 
     def find(self, sampling_session_id: str, *, tenant: str | None = None) -> SamplingSession:
@@ -141,9 +135,8 @@ class SamplingSessions:
 
     def all_of(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""
-        with Session(self._engine) as session:
-            statement = select(SamplingSessionRow.id).where(SamplingSessionRow.session == session_id)
-            return list(session.exec(statement).all())
+        rows = self._database.read("SELECT id FROM sampling_session WHERE session = ?", (session_id,))
+        return [row.id for row in rows]
 
     # -- clients and their samples -------------------------------------------------------------------------------------
 

@@ -6,16 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Engine
-from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, select
-
 from twinkle.core.clock import Clock
-from twinkle.core.errors import NotFound
+from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.ids import new_session_id
 from twinkle.core.places import PlaceInList
 from twinkle.storage.database import Database, Row, placeholders
-from twinkle.storage.tables import SessionRow
 
 _BATCH = 500
 _MAX_LOOKED_AT = 5000
@@ -53,7 +48,7 @@ class NewSession:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundSession:
-    """A session as the search shows it."""
+    """A session as it is found. Only a search says what checkpoints there are of it."""
 
     id: str
     created_at: float
@@ -76,17 +71,11 @@ class FoundSessions:
     goes_on_behind: PlaceInList | None
 
 
-def metadata_of(session: SessionRow) -> dict[str, str] | None:
-    """What the client has told of its session."""
-    return None if session.user_metadata is None else dict(json.loads(session.user_metadata))
-
-
 class Sessions:
     """Clients' sessions, tenant by tenant."""
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._engine = engine
         self._clock = clock
 
     def open(self, tenant: str, new: NewSession) -> str:
@@ -95,57 +84,57 @@ class Sessions:
         if existing is not None:
             return existing
         now = self._clock.now()
-        row = SessionRow(
-            id=new_session_id(),
-            tenant=tenant,
-            idempotency_key=None if new.job else new.idempotency_key,
-            tags=json.dumps(new.tags),
-            user_metadata=None if new.user_metadata is None else json.dumps(new.user_metadata),
-            project_id=new.project_id,
-            display_name=new.display_name,
-            sdk_version=new.sdk_version,
-            created_at=now,
-            heartbeat_at=now,
-            job=new.job,
-        )
-        session_id = row.id
-        try:
-            with Session(self._engine) as session:
-                session.add(row)
-                session.commit()
-        except IntegrityError:
-            winner = self.opened(tenant, new)
-            if winner is None:
-                raise
-            return winner
-        return session_id
+        with self._database.transaction() as transaction:
+            row = transaction.execute(
+                "INSERT INTO session (id, tenant, idempotency_key, tags, user_metadata, project_id, display_name,"
+                " sdk_version, created_at, heartbeat_at, job) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING RETURNING id",
+                (
+                    new_session_id(),
+                    tenant,
+                    None if new.job else new.idempotency_key,
+                    json.dumps(new.tags),
+                    None if new.user_metadata is None else json.dumps(new.user_metadata),
+                    new.project_id,
+                    new.display_name,
+                    new.sdk_version,
+                    now,
+                    now,
+                    new.job,
+                ),
+            ).fetchone()
+        # Whoever was first has committed: it is found in a transaction that begins afterwards.
+        opened = self.opened(tenant, new) if row is None else str(row.id)
+        if opened is None:
+            raise StorageUnavailable("another session stood in the way of a new one and is gone; ask again")
+        return opened
 
     def opened(self, tenant: str, new: NewSession) -> str | None:
         """The session that is there already; a job's is found by the job, which no client can name as a key."""
         if new.job is None:
             return self.opened_under(tenant, new.idempotency_key)
-        with Session(self._engine) as session:
-            statement = select(SessionRow.id).where(SessionRow.tenant == tenant, SessionRow.job == new.job)
-            return session.exec(statement).first()
+        return self._id_of("job", tenant, new.job)
 
     def opened_under(self, tenant: str, idempotency_key: str | None) -> str | None:
         """The session that was opened under a key, if there is one."""
-        if idempotency_key is None:
-            return None
-        with Session(self._engine) as session:
-            statement = select(SessionRow.id).where(
-                SessionRow.tenant == tenant, SessionRow.idempotency_key == idempotency_key
-            )
-            return session.exec(statement).first()
+        return None if idempotency_key is None else self._id_of("idempotency_key", tenant, idempotency_key)
 
-    def find(self, tenant: str, session_id: str) -> SessionRow:
+    def _id_of(self, column: str, tenant: str, value: str) -> str | None:
+        rows = self._database.read(f"SELECT id FROM session WHERE tenant = ? AND {column} = ?", (tenant, value))
+        return str(rows[0].id) if rows else None
+
+    def find(self, tenant: str, session_id: str) -> FoundSession:
         """One of the tenant's sessions.
 
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine, expire_on_commit=False) as session:
-            return _session_of(session, tenant, session_id)
+        rows = self._database.read(
+            f"SELECT {_FOUND_COLUMNS} FROM session WHERE id = ? AND tenant = ?", (session_id, tenant)
+        )
+        if not rows:
+            raise _no_session(session_id)
+        return _found(rows[0])
 
     def page(self, tenant: str, *, limit: int, offset: int) -> list[str]:
         """A page of the ids of the tenant's sessions, newest first. What is passed over is walked in an index."""
@@ -161,11 +150,8 @@ class Sessions:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = _session_of(session, tenant, session_id)
-            row.project_id = project_id
-            session.add(row)
-            session.commit()
+        if not self._change(tenant, session_id, "project_id = ?", project_id):
+            raise _no_session(session_id)
 
     def heartbeat(self, tenant: str, session_id: str) -> bool:
         """Note a sign of life; false when the session was finished and its client may stop.
@@ -173,14 +159,10 @@ class Sessions:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = _session_of(session, tenant, session_id)
-            if row.finished_at is not None:
-                return False
-            row.heartbeat_at = self._clock.now()
-            session.add(row)
-            session.commit()
-            return True
+        is_alive = self._change(tenant, session_id, "heartbeat_at = ?", self._clock.now(), only="finished_at IS NULL")
+        if not is_alive:
+            self.find(tenant, session_id)
+        return is_alive
 
     def finish(self, tenant: str, session_id: str, *, reason: str, detail: str | None) -> None:
         """Note how a client ended; the first report wins.
@@ -188,12 +170,19 @@ class Sessions:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = _session_of(session, tenant, session_id)
-            if row.finished_at is None:
-                row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
-                session.add(row)
-                session.commit()
+        ended = "finished_at = ?, finish_reason = ?, finish_detail = ?"
+        facts = (self._clock.now(), reason, detail)
+        if not self._change(tenant, session_id, ended, *facts, only="finished_at IS NULL"):
+            self.find(tenant, session_id)
+
+    def _change(self, tenant: str, session_id: str, assignments: str, *values: object, only: str = "TRUE") -> bool:
+        """Whether there was a session to change."""
+        with self._database.transaction() as transaction:
+            changed = transaction.execute(
+                f"UPDATE session SET {assignments} WHERE id = ? AND tenant = ? AND {only}",
+                (*values, session_id, tenant),
+            ).rowcount
+        return changed == 1
 
     def forget(self, *, older_than_s: float) -> int:
         """Delete sessions that ended or fell silent so long ago, and of which nothing else is kept; how many."""
@@ -263,11 +252,8 @@ class Sessions:
         ]
 
 
-def _session_of(session: Session, tenant: str, session_id: str) -> SessionRow:
-    row = session.get(SessionRow, session_id)
-    if row is None or row.tenant != tenant:
-        raise NotFound(f"no session {session_id!r}")
-    return row
+def _no_session(session_id: str) -> NotFound:
+    return NotFound(f"no session {session_id!r}")
 
 
 def _found(row: Row) -> FoundSession:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from sqlalchemy import Engine
-from sqlmodel import Session, select
-
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_api_key, new_id
@@ -15,7 +12,6 @@ from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.core.scopes import ALL_SCOPES, Scope, read_scopes
 from twinkle.storage.database import Database
 from twinkle.storage.journal.turns import RATE_BURST_S
-from twinkle.storage.tables import ApiKeyRow, TenantRow
 from twinkle.storage.tenants.audit import insert_entry
 from twinkle.storage.tenants.keyring import NewKey, digest_of_key, insert_key, revoke
 
@@ -57,10 +53,9 @@ class TenantAccount:
 class Tenants:
     """Who may use the service, by which keys, and how much of it."""
 
-    def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
         """Take the stores; ``limits`` are those of tenants that have none of their own."""
         self._database = database
-        self._engine = engine
         self._clock = clock
         self._defaults = limits
 
@@ -148,8 +143,7 @@ class Tenants:
 
     def has_keys(self) -> bool:
         """Whether any key was ever made."""
-        with Session(self._engine) as session:
-            return session.exec(select(ApiKeyRow)).first() is not None
+        return bool(self._database.read("SELECT id FROM api_key LIMIT 1"))
 
     def key(self, key: str) -> ValidKey | None:
         """A key by itself; ``None`` if it is unknown or was revoked."""
@@ -237,11 +231,10 @@ class Tenants:
 
     def name_of(self, tenant: str) -> str:
         """A tenant's name, by its id."""
-        with Session(self._engine) as session:
-            row = session.get(TenantRow, tenant)
-            if row is None:
-                raise NotFound(f"no tenant {tenant!r}")
-            return row.name
+        rows = self._database.read("SELECT name FROM tenant WHERE id = ?", (tenant,))
+        if not rows:
+            raise NotFound(f"no tenant {tenant!r}")
+        return str(rows[0].name)
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> list[TenantAccount]:
         rows = self._database.read(

@@ -71,7 +71,7 @@ def run_jobs_worker(settings: Settings, *, plans: PlanClasses = PLANS) -> int:
     blobs = check_surroundings(settings)
     clock = SystemClock()
     stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
-    upgrade_patiently(stores.engine, clock)
+    upgrade_patiently(stores.database.url, clock)
     app = make_app(settings)
     loop = LoopThread("jobs")
     stack = AsyncExitStack()

@@ -129,7 +129,7 @@ def run_processors(settings: Settings) -> int:
     blobs = check_surroundings(settings)
     clock = SystemClock()
     stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
-    upgrade_patiently(stores.engine, clock)
+    upgrade_patiently(stores.database.url, clock)
     asyncio.run(_until_asked_to_stop(settings, stores, blobs, clock))
     stores.close()
     return 0

@@ -23,6 +23,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.jobs.data import DataRequest, DataUse
 from twinkle.storage.blobs import FILES, FolderStore
 from twinkle.storage.files.records import ContentFacts, FilePiece, NewFile
+from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.storage.tables import TenantRow
 from twinkle.workers.jobs.data_tools import DataTools
@@ -37,7 +38,7 @@ REQUEST = DataRequest(tenant="t0", model="tiny", file="file-good")
 @pytest.fixture
 def stores(tmp_path: Path, sqlite_url: str) -> Stores:
     stores = Stores.at(sqlite_url, HandClock())
-    with Session(stores.engine) as session:
+    with Session(sql_engine(sqlite_url)) as session:
         session.add_all([TenantRow(id=name, name=name, created_at=0.0) for name in ("t0", "t1")])
         session.commit()
     model = make_text_model(tmp_path / "tiny")
