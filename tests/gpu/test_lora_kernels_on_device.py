@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from twinkle.module.lora_tables import kernels_for, relative_error
+from twinkle.module.lora_check import kernels_for, relative_error
 
 pytestmark = pytest.mark.gpu
 
