@@ -110,6 +110,8 @@ def counted_model(
     patch.setattr("harness.valueless.packed", attended)
     kernels = UncomputedKernels(launched, ("shrink", "expand", "add_outer"))
     patch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: kernels)
+    turning = UncomputedKernels(launched, ("turn",))
+    patch.setattr("twinkle.module.rotary.kernels_for", lambda device_type, dtype, plain: turning)
     patch.setattr("twinkle.module.norms.functional.rms_norm", lambda x, *rest: _Norm.apply(x, launched))
     model, _ = valueless_model(config, patch)
     return model, lambda: Launches(launched)

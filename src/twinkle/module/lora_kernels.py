@@ -50,6 +50,17 @@ def _of_member(member, first, second, third, MEMBERS: tl.constexpr):
 
 
 @triton.jit
+def _size_of_member(member, first, second, third, MEMBERS: tl.constexpr):
+    """By arithmetic, not by branches: a size of 1 is a constant to the compiler, of another type."""
+    found = (member == 0).to(tl.int32) * first
+    if MEMBERS > 1:
+        found += (member == 1).to(tl.int32) * second
+    if MEMBERS > 2:
+        found += (member == 2).to(tl.int32) * third
+    return found
+
+
+@triton.jit
 def _weight(bases, places, path, num_groups, group, num_features, like, SIDE: tl.constexpr):
     """Where an owner's matrix of a path begins, how far to the next of its ranks and of its features, and its rank."""
     start_a, start_b, rank = _place(places, path, num_groups, group)
@@ -69,8 +80,8 @@ def shrink(
     """``inner = scale * x A^T``, or with B ``scale * x B``: of each member [T, features] to [M, T, R]."""
     member = tl.program_id(1)
     x = _of_member(member, x_0, x_1, x_2, MEMBERS)
-    num_features = _of_member(member, features_0, features_1, features_2, MEMBERS)
-    stride = _of_member(member, stride_0, stride_1, stride_2, MEMBERS)
+    num_features = _size_of_member(member, features_0, features_1, features_2, MEMBERS)
+    stride = _size_of_member(member, stride_0, stride_1, stride_2, MEMBERS)
     rows, is_row, group = _rows_of(tiles, TILE)
     matrix, rank_step, feature_step, rank = _weight(
         bases, places, path + member, num_groups, group, num_features, x, SIDE
@@ -104,8 +115,8 @@ def expand(
     """
     member = tl.program_id(2)
     y = _of_member(member, y_0, y_1, y_2, MEMBERS)
-    num_features = _of_member(member, features_0, features_1, features_2, MEMBERS)
-    stride = _of_member(member, stride_0, stride_1, stride_2, MEMBERS)
+    num_features = _size_of_member(member, features_0, features_1, features_2, MEMBERS)
+    stride = _size_of_member(member, stride_0, stride_1, stride_2, MEMBERS)
     rows, is_row, group = _rows_of(tiles, TILE)
     features = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_feature = features < num_features
@@ -143,12 +154,13 @@ def add_outer(
     """
     member = tl.program_id(2) // 2
     is_b = tl.program_id(2) % 2
-    left, right, num_features, right_stride = d_inner, x, num_inputs, stride
+    left, right = d_inner, x
     if is_b == 1:
-        left = inner
-        right = _of_member(member, dy_0, dy_1, dy_2, MEMBERS)
-        num_features = _of_member(member, features_0, features_1, features_2, MEMBERS)
-        right_stride = _of_member(member, stride_0, stride_1, stride_2, MEMBERS)
+        left, right = inner, _of_member(member, dy_0, dy_1, dy_2, MEMBERS)
+    num_outputs = _size_of_member(member, features_0, features_1, features_2, MEMBERS)
+    dy_stride = _size_of_member(member, stride_0, stride_1, stride_2, MEMBERS)
+    num_features = num_inputs + is_b * (num_outputs - num_inputs)
+    right_stride = stride + is_b * (dy_stride - stride)
     taker = takers + tl.program_id(0) * 4
     start_a, start_b, rank = _place(places, path + member, num_groups, tl.load(taker + 1))
     features = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
