@@ -38,12 +38,20 @@ class Model(torch.nn.Module):
         self.requires_grad_(False)
 
 
-def run(names: str, apart: str, *, kernels: LoraKernels | None, launches: int = 0) -> list[torch.Tensor]:
-    """What comes out, the gradient of what goes in and those of two adapters, of which one trains two Linears."""
+def make_pool(kernels: LoraKernels | None) -> tuple[Model, LoraPool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: kernels)
         model = Model()
-        pool = LoraPool(model, find_targets(model, model.lm_head, model), product=RowProduct(), max_rank=8)
+        return model, LoraPool(model, find_targets(model, model.lm_head, model), product=RowProduct(), max_rank=8)
+
+
+def make_x() -> torch.Tensor:
+    return torch.randn(1, 20, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+
+def run(names: str, apart: str, *, kernels: LoraKernels | None, launches: int = 0) -> list[torch.Tensor]:
+    """What comes out, the gradient of what goes in and those of two adapters, of which one trains two Linears."""
+    model, pool = make_pool(kernels)
     whole = pool.create(LoraConfig(rank=5, seed=1))
     trained = tuple(TrainedModule(f"self_attn.{name}_proj", rank, 4.0) for name, rank in (("q", 3), ("v", 2)))
     part = pool.create(LoraConfig(rank=3, seed=2, modules=trained))
@@ -52,7 +60,7 @@ def run(names: str, apart: str, *, kernels: LoraKernels | None, launches: int = 
             pair.b.fill_(0.02)
         adapter.publish()
     segments = [Segment(whole, 0, 9, whole.grad_views), Segment(part, 9, 20, part.grad_views)]
-    x = torch.randn(1, 20, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    x = make_x()
     with pool.routed(pool.route(segments, 20)), torch.inference_mode():
         sampled = model.self_attn(x, names, apart)
     if kernels is not None:
@@ -82,6 +90,23 @@ def test_linears_give_what_they_give_alone_whichever_rows_they_are_given(names: 
     for found, expected in zip(together, alone, strict=True):
         assert expected.any()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_keep_their_bits_whether_or_not_others_train_a_linear_of_a_group() -> None:
+    """The gradients of what goes in are added up in one order, or it would depend on the company."""
+    model, pool = make_pool(LoraKernels())
+    companies = [pool.create(LoraConfig(rank=4, train_attn=trains)) for trains in (False, True)]
+    found = []
+    for company in (None, *companies):
+        x = make_x()
+        gradient = None if company is None else company.grad_views
+        with pool.routed(pool.route([Segment(company, 0, 9, gradient)], 20)):
+            y = model.self_attn(x, "qkv", "")
+        y.square().sum().backward()
+        assert x.grad is not None
+        found.append((y[0, 9:].detach(), x.grad[0, 9:]))
+    for others in found[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(found[0], others, strict=True))
 
 
 def test_siblings_share_what_they_have_the_same_inputs_for() -> None:
