@@ -117,6 +117,8 @@ def expand(
     y = _of_member(member, y_0, y_1, y_2, MEMBERS)
     num_features = _size_of_member(member, features_0, features_1, features_2, MEMBERS)
     stride = _size_of_member(member, stride_0, stride_1, stride_2, MEMBERS)
+    if tl.program_id(1) * BLOCK >= num_features:
+        return
     rows, is_row, group = _rows_of(tiles, TILE)
     features = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_feature = features < num_features
