@@ -1,7 +1,8 @@
 """The LoRA pool: every trainable layer of the base model is replaced once, adapters come and go as data.
 
 How rows of many adapters share a layer: ``segmented`` for a Linear, ``experts`` for a mixture of experts, ``stacked``
-for both where a device has grouped products, ``lora_tables`` for a Linear where it has our kernels.
+for both where a device has grouped products, ``tabled`` for a Linear where it has our kernels, which then serve Linears
+with the same rows together (``shared_input``).
 
 Shapes: T packed tokens, I inputs, O outputs.
 """
@@ -9,10 +10,11 @@ Shapes: T packed tokens, I inputs, O outputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
 from weakref import WeakSet
 
 import torch
@@ -32,13 +34,16 @@ from twinkle.module.adapter import (
 )
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import fits_kernel, supports_grouped_products
-from twinkle.module.lora_tables import Places, TabledRoute, kernels_for
+from twinkle.module.lora_check import kernels_for
+from twinkle.module.lora_tables import Places
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, SegmentedLinear
+from twinkle.module.shared_input import SharedInputLinears, Weight, products, siblings_of
 from twinkle.module.stacked import StackedRoute
 from twinkle.module.stacks import AdapterStacks, StackShape
+from twinkle.module.tabled import TabledRoute
 from twinkle.module.targets import Target, TargetKind, beside_experts
 
 _log = event_log()
@@ -59,17 +64,46 @@ class LoraLinear(torch.nn.Module):
         self._routing = routing
         self._make = base.plain_weight if isinstance(base, PackedLinear) else None
 
+        self.followers: tuple[LoraLinear, ...] = ()
+        """Those that are given the same rows after this one."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the frozen weight and the update of each routed segment."""
-        updates = self._routing.now.updates(self.path)
+        of_rows, computed = self._routing.ahead.pop(self.path, (None, x))
+        if of_rows is x:
+            return computed
+        route = self._routing.now
+        if self.followers and isinstance(route, TabledRoute):
+            return self._with_followers(x, route)
+        updates = route.updates(self.path)
         x_TI = x.reshape(-1, self.in_features)
         y_TO: torch.Tensor
         if torch.is_grad_enabled():
-            y_TO = SegmentedLinear.apply(x_TI, self._make or self.weight, self.bias, self._routing.rows, updates)
+            y_TO = SegmentedLinear.apply(x_TI, self._weight, self.bias, self._routing.rows, updates)
         else:  # what ``apply`` adds is a tenth of a step that samples one token
             y_TO = self._routing.rows(x_TI, self._make() if self._make else self.weight, self.bias)
             updates.add(y_TO, x_TI)
         return y_TO.view(*x.shape[:-1], self.out_features)
+
+    def _with_followers(self, x: torch.Tensor, route: TabledRoute) -> torch.Tensor:
+        linears = (self, *self.followers)
+        updates = route.together([linear.path for linear in linears])
+        weights, biases = [linear._weight for linear in linears], [linear.bias for linear in linears]
+        x_TI = x.reshape(-1, self.in_features)
+        ys_TO: Sequence[torch.Tensor]
+        if torch.is_grad_enabled():
+            ys_TO = SharedInputLinears.apply(x_TI, weights, biases, self._routing.rows, updates)
+        else:
+            ys_TO = products(x_TI, weights, biases, self._routing.rows)
+            updates.add(ys_TO, x_TI)
+        own, *others = (y_TO.view(*x.shape[:-1], y_TO.shape[1]) for y_TO in ys_TO)
+        for linear, y in zip(self.followers, others, strict=True):
+            self._routing.ahead[linear.path] = x, y
+        return own
+
+    @property
+    def _weight(self) -> Weight:
+        return self._make or self.weight
 
 
 class LoraPool:
@@ -104,11 +138,14 @@ class LoraPool:
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
-        self._kernels = kernels_for(self._device.type, self._compute_dtype)
-        self._places: Places | None = None
         within = [target for target in targets if target.kind != "unembed"]
-        if self._kernels is not None:
-            self._places = Places([target.path for target in within if target.num_experts is None])
+        kernels = kernels_for(self._device.type, self._compute_dtype)
+        self._in_place: Callable[..., TabledRoute] | None = None
+        shared: list[tuple[str, ...]] = []
+        if kernels is not None:
+            shared += siblings_of({target.path: target.in_features for target in within if target.num_experts is None})
+            places = Places([path for siblings in shared for path in siblings])
+            self._in_place = partial(TabledRoute, places=places, kernels=kernels, device=self._device)
             within = [target for target in within if target.num_experts is not None]
         if _are_grouped(within, self._device, self._compute_dtype):
             self.stacks = AdapterStacks(
@@ -122,6 +159,9 @@ class LoraPool:
             if target.kind != "unembed" and target.module is model.get_submodule(target.module_path):
                 parent, _, name = target.module_path.rpartition(".")
                 setattr(model.get_submodule(parent), name, self._layer(target))
+        for siblings in shared:
+            first, *others = (cast(LoraLinear, model.get_submodule(path)) for path in siblings)
+            first.followers = tuple(others)
 
     def _layer(self, target: Target) -> torch.nn.Module:
         if isinstance(target.module, torch.nn.Linear):
@@ -203,9 +243,12 @@ class LoraPool:
         The pass is about to take ``beside_bytes`` of the device's memory.
         """
         others = partial(self._route_of_others, segments, num_rows, beside_bytes)
-        if self._places is None:
-            return others()
-        return TabledRoute(segments, num_rows, self._places, kernels=self._kernels, device=self._device, others=others)
+        return others() if self._in_place is None else self._in_place(segments, num_rows, others=others)
+
+    @property
+    def sums_neighbours(self) -> bool:
+        """Whether neighbouring rows of one adapter are one sum, whose last bits depend on how many there are."""
+        return self.stacks is not None or self._in_place is not None
 
     def _route_of_others(self, segments: Sequence[Segment], num_rows: int, beside_bytes: int) -> RoutedPass:
         """Of layers that no kernels read in place."""
@@ -228,6 +271,7 @@ class LoraPool:
             yield
         finally:
             self._routing.now = self._routing.idle
+            self._routing.ahead.clear()
 
 
 def _are_grouped(targets: Sequence[Target], device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,38 +1,29 @@
-"""A pass whose low-rank products read each adapter's matrices where they lie, for GPUs (``lora_kernels``).
+"""What kernels need to know of a pass that read each adapter's matrices where they lie (``lora_kernels``).
 
-What the kernels need to know of a pass, which rows are whose and where whose matrices begin, goes to the device in one
-table at its start; no layer waits for an answer from it.
+Which rows are whose and where whose matrices begin goes to the device in one table at the start of a pass; no layer
+waits for an answer from it.
 
-Shapes: T packed tokens, N tiles of rows, G groups, P paths, U takers of gradients, M ranges of rows, I inputs,
-O outputs, R padded rank.
+Shapes: T packed tokens, N tiles of rows, G groups, P paths, U takers of gradients, I inputs, O outputs, F features of
+either, R padded rank; M members of a group of layers (in ``ranges``: ranges of rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from twinkle.core.events import event_log
 from twinkle.infra.sending import Parcel, send
-from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
-from twinkle.module.expert_rows import Assignments
-from twinkle.module.packed_products import LayerUpdates, NoUpdates
-from twinkle.module.segmented import RoutedPass, Segment
-from twinkle.module.stacked import Group, groups_of
-from twinkle.module.varlen import is_quick
+from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraPair
+from twinkle.module.stacked import Group
 
-MODULE = "twinkle.module.lora_kernels"
-KERNELS_FROM = "triton"
-A_SIDE, B_SIDE = 0, 1
+T = TypeVar("T")
+
 LEAST_SIDE = 16
 """Of a block that is multiplied."""
 ROWS_OF_TILE = 64
@@ -41,12 +32,8 @@ FEATURES_OF_SUM = 32
 """Of one sum over rows: few, since there is no other way to share out the rows."""
 WIDE_RANK = 128
 """From here on a block's shared memory holds fewer rows, and fewer stages of them."""
-TOLERANCE = 0.02
-"""Relative, of products in half precision."""
 ALIGNED = 2
 """Tables begin at multiples of 16 bytes."""
-
-_log = event_log()
 
 
 class Places:
@@ -136,169 +123,66 @@ class Tables:
         is_other = self.device.type == "cuda" and self.device.index not in (None, torch.cuda.current_device())
         return torch.cuda.device(self.device) if is_other else nullcontext()
 
-    def shrink(self, x_TF: torch.Tensor, path: int, side: int) -> torch.Tensor:
-        """``scale * x A^T`` or ``scale * x B`` [T, R]; rows that are nobody's, or of no rank here, are not written."""
-        inner_TR = torch.empty((x_TF.shape[0], self.rank), dtype=x_TF.dtype, device=x_TF.device)
+    def shrink(self, xs_TF: Sequence[torch.Tensor], path: int, side: int) -> torch.Tensor:
+        """``scale * x A^T`` or ``scale * x B`` [M, T, R] of a group whose paths begin with that one.
+
+        Rows that are nobody's, or of no rank in a member, are not written.
+        """
+        num_members, num_rows = len(xs_TF), xs_TF[0].shape[0]
+        inner_MTR = xs_TF[0].new_empty((num_members, num_rows, self.rank))
         if len(self.tiles):
-            self.kernels.shrink[(len(self.tiles),)](
-                x_TF, inner_TR, self.tiles, self.bases, self.places, self.scales,
-                path, len(self.bases), x_TF.shape[1], x_TF.stride(0),
-                SIDE=side, RANK=self.rank, TILE=self.tile_rows, BLOCK=FEATURES_OF_BLOCK, num_stages=self._stages,
+            self.kernels.shrink[(len(self.tiles), num_members)](
+                *_thrice(xs_TF), inner_MTR, self.tiles, self.bases, self.places, self.scales,
+                path, len(self.bases), num_rows, *_thrice(_widths(xs_TF)), *_thrice(_strides(xs_TF)),
+                SIDE=side, MEMBERS=num_members, **self._blocks(FEATURES_OF_BLOCK),
             )  # fmt: skip
-        return inner_TR
+        return inner_MTR
 
-    def expand(self, inner_TR: torch.Tensor, y_TF: torch.Tensor, path: int, side: int) -> None:
-        """``y += inner B^T`` or ``y += inner A`` in place."""
+    def expand(self, inner_MTR: torch.Tensor, ys_TF: Sequence[torch.Tensor], path: int, side: int) -> None:
+        """``y += inner B^T`` of each member, or ``y += inner A`` of all of them to one, in place."""
         if len(self.tiles):
-            blocks = -(-y_TF.shape[1] // FEATURES_OF_BLOCK)
-            self.kernels.expand[(len(self.tiles), blocks)](
-                inner_TR, y_TF, self.tiles, self.bases, self.places,
-                path, len(self.bases), y_TF.shape[1], y_TF.stride(0),
-                SIDE=side, RANK=self.rank, TILE=self.tile_rows, BLOCK=FEATURES_OF_BLOCK, num_stages=self._stages,
+            widths = _widths(ys_TF)
+            self.kernels.expand[(len(self.tiles), -(-max(widths) // FEATURES_OF_BLOCK), len(ys_TF))](
+                inner_MTR, *_thrice(ys_TF), self.tiles, self.bases, self.places,
+                path, len(self.bases), inner_MTR.shape[1], *_thrice(widths), *_thrice(_strides(ys_TF)),
+                SIDE=side, MEMBERS=len(ys_TF), SUMMED=len(inner_MTR) // len(ys_TF), **self._blocks(FEATURES_OF_BLOCK),
             )  # fmt: skip
 
-    def add_outer(self, inner_TR: torch.Tensor, x_TF: torch.Tensor, path: int, side: int) -> None:
-        """Add ``inner^T x`` to the gradients of A, or ``x^T inner`` to those of B."""
-        if len(self.takers):
-            blocks = -(-x_TF.shape[1] // FEATURES_OF_SUM)
-            self.kernels.add_outer[(len(self.takers), blocks)](
-                inner_TR, x_TF, self.takers, self.ranges, self.places,
-                path, len(self.bases), x_TF.shape[1], x_TF.stride(0),
-                SIDE=side, RANK=self.rank, TILE=self.tile_rows, BLOCK=FEATURES_OF_SUM, num_stages=self._stages,
-            )  # fmt: skip
-
-    @property
-    def _stages(self) -> int:
-        return 1 if self.rank > WIDE_RANK else 3
-
-
-class TabledUpdates:
-    """The updates of one layer's rows. What it saves is ``scale * x A^T`` [T, R]."""
-
-    def __init__(self, tables: Tables, path: int) -> None:
-        self._tables = tables
-        self._path = path
-
-    def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See :class:`LayerUpdates`."""
-        with self._tables.on_device:
-            inner_TR = self._tables.shrink(_by_rows(x_TI), self._path, A_SIDE)
-            self._tables.expand(inner_TR, y_TO, self._path, B_SIDE)
-        return (inner_TR,)
-
-    def add_gradients(
-        self, *, dy_TO: torch.Tensor, dx_TI: torch.Tensor, x_TI: torch.Tensor, saved: Sequence[torch.Tensor]
-    ) -> None:
-        """See :class:`LayerUpdates`."""
-        (inner_TR,) = saved
-        dy_TO, x_TI = _by_rows(dy_TO), _by_rows(x_TI)
-        with self._tables.on_device:
-            d_inner_TR = self._tables.shrink(dy_TO, self._path, B_SIDE)
-            self._tables.add_outer(d_inner_TR, x_TI, self._path, A_SIDE)
-            self._tables.add_outer(inner_TR, dy_TO, self._path, B_SIDE)
-            self._tables.expand(d_inner_TR, dx_TI, self._path, A_SIDE)
-
-
-class TabledRoute:
-    """Who owns which packed tokens of a pass; experts go another way."""
-
-    def __init__(
+    def add_outer(
         self,
-        segments: Sequence[Segment],
-        num_rows: int,
-        places: Places,
-        *,
-        kernels: Any,
-        device: torch.device,
-        others: Callable[[], RoutedPass],
+        d_inner_MTR: torch.Tensor,
+        inner_MTR: torch.Tensor,
+        x_TI: torch.Tensor,
+        dys_TO: Sequence[torch.Tensor],
+        path: int,
     ) -> None:
-        groups = groups_of(segments, num_rows)
-        self._trained = {path for group in groups if group.adapter is not None for path in group.adapter.compute_views}
-        self._places = places
-        self._others = others
-        self._route_of_others: RoutedPass | None = None
-        self._tables: Tables | None = None
-        if self._trained:
-            self._tables = Tables.of(groups, places, kernels, device)
+        """Add ``d_inner^T x`` to the gradients of A, and ``dy^T inner`` to those of B, of each member."""
+        if len(self.takers):
+            widths = _widths(dys_TO)
+            blocks = -(-max(x_TI.shape[1], *widths) // FEATURES_OF_SUM)
+            self.kernels.add_outer[(len(self.takers), blocks, 2 * len(dys_TO))](
+                d_inner_MTR, inner_MTR, x_TI, *_thrice(dys_TO), self.takers, self.ranges, self.places,
+                path, len(self.bases), x_TI.shape[0],
+                x_TI.shape[1], *_thrice(widths), x_TI.stride(0), *_thrice(_strides(dys_TO)),
+                MEMBERS=len(dys_TO), **self._blocks(FEATURES_OF_SUM),
+            )  # fmt: skip
 
-    def updates(self, path: str) -> LayerUpdates:
-        """See :class:`RoutedPass`."""
-        if self._tables is None or path not in self._trained:
-            return NoUpdates()
-        return TabledUpdates(self._tables, self._places.number(path))
-
-    def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
-        """See :class:`RoutedPass`."""
-        if self._route_of_others is None:
-            self._route_of_others = self._others()
-        return self._route_of_others.assign(experts_TK, num_experts)
+    def _blocks(self, features: int) -> dict[str, int]:
+        stages = 1 if self.rank > WIDE_RANK else 3
+        return {"RANK": self.rank, "TILE": self.tile_rows, "BLOCK": features, "num_stages": stages}
 
 
-@cache
-def kernels_for(device_type: str, dtype: torch.dtype) -> Any | None:
-    """The kernels, if they run there and are right; where they could and are not, a line in the log says why."""
-    if not is_quick(device_type, dtype):
-        return None
-    reason = f"{KERNELS_FROM} is not installed"
-    if find_spec(KERNELS_FROM) is not None:
-        try:
-            kernels = import_module(MODULE)
-            worst = relative_error(kernels, torch.device(device_type), dtype, ranks=(5, 16))
-        except Exception as error:  # noqa: BLE001 - the border to a compiler, which raises what it likes
-            reason = str(error).partition("\n")[0]
-        else:
-            if worst < TOLERANCE:
-                return kernels
-            reason = f"products are off by {worst:.2g}"
-    _log.warning("device.no_lora_kernels", dtype=str(dtype), reason=reason, next="matrices are stacked, slower")
-    return None
+def _thrice(values: Sequence[T]) -> tuple[T, T, T]:
+    """As the kernels take what up to three members have each."""
+    return values[0], values[min(1, len(values) - 1)], values[-1]
 
 
-def relative_error(kernels: Any, device: torch.device, dtype: torch.dtype, *, ranks: tuple[int, int]) -> float:
-    """The largest of a layer's updates and gradients, by norm: of two adapters, one with rows in two places."""
-    num_inputs, num_outputs = 72, 40
-    generator = torch.Generator().manual_seed(0)
-
-    def adapter(rank: int) -> LoraAdapter:
-        # What lies before a matrix shifts it off the multiples that blocks begin at.
-        layout = AdapterLayout((LoraShape("before", 3, 2, 1, 1.0), LoraShape("it", num_inputs, num_outputs, rank, 0.3)))
-        made = LoraAdapter(LoraConfig(rank=rank), layout, device=device, compute_dtype=dtype, trainable=True)
-        made.params.copy_(torch.randn(layout.numel, generator=generator))
-        made.publish()
-        return made
-
-    one, two = (adapter(rank) for rank in ranks)
-    spans = ((one, 0, 70), (None, 70, 73), (two, 73, 90), (one, 90, 91))
-    segments = [Segment(owner, start, end, owner.grad_views if owner else None) for owner, start, end in spans]
-    x_TI, y_TO, dy_TO, dx_TI = (
-        torch.randn(spans[-1][2], size, generator=generator).to(device, dtype)
-        for size in (num_inputs, num_outputs, num_outputs, num_inputs)
-    )
-    expected_y, expected_dx = y_TO.double(), dx_TI.double()
-    expected = {owner: [torch.zeros_like(side).double() for side in owner.grad_views["it"]] for owner in (one, two)}
-    for owner, start, end in spans:
-        if owner is not None:
-            rows, (a_RI, b_OR) = slice(start, end), (side.double() for side in owner.compute_views["it"])
-            x, dy = x_TI[rows].double(), dy_TO[rows].double()
-            expected_y[rows] += 0.3 * x @ a_RI.t() @ b_OR.t()
-            expected_dx[rows] += 0.3 * dy @ b_OR @ a_RI
-            expected[owner][0] += 0.3 * (dy @ b_OR).t() @ x
-            expected[owner][1] += 0.3 * dy.t() @ (x @ a_RI.t())
-    places = Places(["it"])
-    tables = Tables.of(groups_of(segments, len(x_TI)), places, kernels, device)
-    updates = TabledUpdates(tables, places.number("it"))
-    saved = updates.add(y_TO, x_TI)
-    updates.add_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved)
-    pairs = [(y_TO, expected_y), (dx_TI, expected_dx)]
-    for owner in (one, two):
-        pairs += zip(owner.grad_views["it"], expected[owner], strict=True)
-        pairs += [(1 + owner.grad[: owner.layout.shapes[0].numel_a], torch.ones(3).double())]
-    errors = [(found.double() - right.to(device)).norm() / right.norm().to(device) for found, right in pairs]
-    return float(torch.stack(errors).max())
+def _widths(matrices: Sequence[torch.Tensor]) -> list[int]:
+    return [matrix.shape[1] for matrix in matrices]
 
 
-def _by_rows(x_TF: torch.Tensor) -> torch.Tensor:
-    return x_TF if x_TF.stride(1) == 1 else x_TF.contiguous()
+def _strides(matrices: Sequence[torch.Tensor]) -> list[int]:
+    return [matrix.stride(0) for matrix in matrices]
 
 
 def _power_of_two(rank: int) -> int:

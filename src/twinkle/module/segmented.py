@@ -115,3 +115,5 @@ class Routing:
         self.idle = idle
         """Of a pass over rows that nobody owns."""
         self.now = idle
+        self.ahead: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By path, what a Linear gives for which rows, computed before it is called."""

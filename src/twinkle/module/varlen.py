@@ -107,7 +107,8 @@ class PackedSequences:
     ) -> torch.Tensor:
         """The attended values [1, T, H, D], causally within each sequence."""
         ends = self._ends_of(form.chunk)
-        rows = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTD))
+        # Not by an index, whose gradient is memory filled twice.
+        rows = (each.squeeze(0).transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTD))
         return attend_packed(kernel, *rows, queries=ends, keys=ends, form=form)
 
     def _ends_of(self, chunk: int | None) -> Ends:

@@ -26,7 +26,7 @@ def train(model, make_datum):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "qwen3-moe", "qwen3_5", "deepseek-v2", "glm4-moe-lite"])
 def test_a_model_computes_the_same_with_all_owners_at_once(
     family, in_place, base_dirs, load_model, make_datum, monkeypatch
 ):

@@ -13,12 +13,14 @@ import torch
 from harness.lora_kernels import LoraKernels
 from twinkle.module import grouped_products
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraPair, LoraShape
-from twinkle.module.lora_tables import Places, TabledRoute, relative_error
+from twinkle.module.lora_check import relative_error
+from twinkle.module.lora_tables import Places
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Segment
 from twinkle.module.stacked import StackedRoute
 from twinkle.module.stacks import AdapterStacks, Stack, StackShape
+from twinkle.module.tabled import MOST_MEMBERS, TabledRoute
 
 INPUTS, OUTPUTS = 48, 64
 NUM_ROWS = 37
@@ -326,15 +328,59 @@ def test_in_half_precision_an_update_is_as_large_as_in_peft(
 
 
 def test_a_kernel_that_takes_another_tenants_matrix_is_found_out() -> None:
-    assert relative_error(LoraKernels(), CPU, torch.float32, ranks=(5, 16)) < 1e-5
+    for num_members in range(1, MOST_MEMBERS + 1):
+        assert relative_error(LoraKernels(), CPU, torch.float32, ranks=(5, 16), num_members=num_members) < 1e-5
     mistaken = LoraKernels()
     right = mistaken.expand._run
 
-    def of_the_first(grid, inner, y, tiles, bases, *rest, **options):  # type: ignore[no-untyped-def]
-        right(grid, inner, y, tiles, bases[:1].expand(len(bases)), *rest, **options)
+    def of_the_first(grid, inner, y_0, y_1, y_2, tiles, bases, *rest, **options):  # type: ignore[no-untyped-def]
+        right(grid, inner, y_0, y_1, y_2, tiles, bases[:1].expand(len(bases)), *rest, **options)
 
     mistaken.expand._run = of_the_first
     assert relative_error(mistaken, CPU, torch.float32, ranks=(5, 5)) > 0.1
+
+
+@pytest.mark.parametrize("name", ["shrink", "expand", "add_outer"])
+def test_a_kernel_that_takes_another_members_matrix_is_found_out(name: str) -> None:
+    mistaken = LoraKernels()
+    right = getattr(mistaken, name)._run
+
+    def of_the_first(grid, *given, **options):  # type: ignore[no-untyped-def]
+        """The second member, which is narrower, takes the first one's."""
+        given = list(given)
+        tensors = ((index, each) for index, each in enumerate(given) if isinstance(each, torch.Tensor))
+        index = next(index for index, each in tensors if each.dtype == torch.int64 and each.dim() == 3)
+        given[index] = given[index][[0, 0, 2]]
+        right(grid, *given, **options)
+
+    getattr(mistaken, name)._run = of_the_first
+    assert relative_error(mistaken, CPU, torch.float32, ranks=(5, 5), num_members=3) > 0.1
+
+
+def test_an_adapters_bits_in_a_group_do_not_depend_on_what_others_train() -> None:
+    """One trains the first member alone, in company of one that trains none, the first, or both."""
+    shapes = {path: SHAPES[path] for path in (LINEAR, "left alone")}
+    generator = torch.Generator().manual_seed(2)
+    x, dx = (torch.randn(NUM_ROWS, INPUTS, generator=generator) for _ in range(2))
+    given = [torch.randn(NUM_ROWS, OUTPUTS, generator=generator) for _ in range(4)]
+    found = []
+    for trained_by_company in ((ODD,), (LINEAR,), tuple(shapes)):
+        one = make_adapter(8, 2.0, paths=[LINEAR])
+        company = make_adapter(16, 1.0, paths=trained_by_company)
+        segments = [Segment(company, 0, 20, company.grad_views), Segment(one, 20, NUM_ROWS, one.grad_views)]
+        places = Places([*shapes, ODD])
+        route = TabledRoute(
+            segments, NUM_ROWS, places, kernels=LoraKernels(), device=CPU, others=lambda: Route((), None)
+        )
+        updates = route.together(list(shapes))
+        ys, dys = [each.clone() for each in given[:2]], given[2:]
+        own_dx = dx.clone()
+        saved = updates.add(ys, x)
+        updates.add_gradients(dys, dx_TI=own_dx, x_TI=x, saved=saved)
+        found.append([*(y[20:] for y in ys), own_dx[20:], one.grad])
+        assert torch.equal(ys[1][20:], given[1][20:]) and not torch.equal(ys[0][20:], given[0][20:])
+    for others in found[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(found[0], others, strict=True))
 
 
 def test_an_adapter_that_trains_other_layers_is_left_out_of_this_one() -> None:

@@ -14,6 +14,7 @@ from twinkle.module.mamba import pack_mamba_layers
 from twinkle.module.norms import fuse_norms
 from twinkle.module.packed_attention import ATTENTION_NAME, register_packed_attention
 from twinkle.module.recurrence import LayerFunctions
+from twinkle.module.rotary import fuse_rotary
 from twinkle.module.row_product import RowProduct
 from twinkle.module.rowwise import make_rowwise, rowwise_layer_functions
 
@@ -34,4 +35,5 @@ def prepare_layers(model: Any, served: Any, device: torch.device, product: RowPr
         make_rowwise(served, product, max_positions)
     else:
         fuse_norms(served)
+        fuse_rotary(served)
     return state_bytes

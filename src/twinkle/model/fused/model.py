@@ -127,7 +127,7 @@ class FusedLoraModel:
             product,
             rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
-            sums_together=self.pool.stacks is not None,
+            sums_together=self.pool.sums_neighbours,
         )
         self._gradients = GradientBuffers(self.memory)
         self._recomputation = Recomputation(self._decoder, self.memory)
@@ -383,5 +383,5 @@ class FusedLoraModel:
                 packed_positions=positions_T.view(-1, positions_T.shape[-1])[:1],
                 **({} if pictures is None else pictures.arguments),
             )
-        hidden_TH: torch.Tensor = output.last_hidden_state[0]
+        hidden_TH: torch.Tensor = output.last_hidden_state.squeeze(0)
         return hidden_TH
