@@ -19,12 +19,15 @@ from twinkle.core.errors import InvalidInput
 LossConfig = Mapping[str, float | str]
 Put = Callable[[np.ndarray], torch.Tensor]
 """Puts numbers in float32 where logprobs are."""
+Total = Callable[[torch.Tensor], torch.Tensor]
+"""What a loss makes of the terms of its tokens: their sum."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """What a loss says of one datum, or of a slice of one; ``d_logprobs`` has the shape of the logprobs.
 
+    ``loss`` is a scalar, or the term of each token where it was asked for these.
     ``metrics`` are of the datum alone and named ``name:sum`` or ``name:mean``, which is how they add up over datums.
     """
 
@@ -55,8 +58,13 @@ class DatumLoss(ABC):
     """Whether ``target_tokens`` may be (N, K)."""
 
     @abstractmethod
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scalar loss of one datum (or of a slice of one, where ``separable``)."""
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+    ) -> torch.Tensor:
+        """The scalar loss of one datum (or of a slice of one, where ``separable``).
+
+        A separable one takes every sum over tokens by ``total``, and makes nothing of it that is not linear.
+        """
 
     def evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
         """The loss and its gradient by the logprobs, which need not be part of a graph.
@@ -64,10 +72,17 @@ class DatumLoss(ABC):
         Raises:
             UserError: A loss of the client's own cannot be computed; the others never raise.
         """
+        return self._evaluate(logprobs, inputs, torch.sum)
+
+    def evaluate_tokens(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
+        """The same, where ``separable``, of tokens of any datums: a term for each, of its own numbers alone."""
+        return self._evaluate(logprobs, inputs, _each)
+
+    def _evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total) -> Evaluation:
         with torch.enable_grad():
             leaf = logprobs.detach().requires_grad_(True)
-            value = self(leaf, inputs)
-            (gradient,) = torch.autograd.grad(value, leaf)
+            value = self(leaf, inputs, total)
+            (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
         return Evaluation(loss=value.detach(), d_logprobs=gradient)
 
     def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -76,14 +91,22 @@ class DatumLoss(ABC):
 
     def tensors(self, inputs: Mapping[str, np.ndarray], put: Put) -> dict[str, torch.Tensor]:
         """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
-        known = (*self.required_inputs, *self.optional_inputs)
-        return {name: put(inputs[name]) for name in known if name in inputs}
+        return {name: put(inputs[name]) for name in self.given(inputs)}
+
+    def given(self, inputs: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Which of the inputs it knows a datum has."""
+        return tuple(name for name in (*self.required_inputs, *self.optional_inputs) if name in inputs)
 
     @classmethod
     def from_config(cls, config: LossConfig) -> Self:
         """Build from ``loss_fn_config``; keys this loss does not know are ignored, as clients send them freely."""
         known = {field.name for field in fields(cls)}
         return cls(**{key: _number(key, value) for key, value in config.items() if key in known})
+
+
+def _each(terms: torch.Tensor) -> torch.Tensor:
+    """Terms that somebody else adds up."""
+    return terms
 
 
 def _number(key: str, value: float | str) -> float:
