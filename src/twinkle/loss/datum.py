@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.loss.sequences import ONE_DATUM, ManyDatums, Tokens
 
 LossConfig = Mapping[str, float | str]
 Put = Callable[[np.ndarray], torch.Tensor]
 """Puts numbers in float32 where logprobs are."""
-Total = Callable[[torch.Tensor], torch.Tensor]
-"""What a loss makes of the terms of its tokens: their sum."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,11 +58,11 @@ class DatumLoss(ABC):
 
     @abstractmethod
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The scalar loss of one datum (or of a slice of one, where ``separable``).
 
-        A separable one takes every sum over tokens by ``total``, and makes nothing of it that is not linear.
+        Every sum over tokens is taken by ``tokens``; of the ``total`` nothing is made that is not linear.
         """
 
     def evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
@@ -72,16 +71,18 @@ class DatumLoss(ABC):
         Raises:
             UserError: A loss of the client's own cannot be computed; the others never raise.
         """
-        return self._evaluate(logprobs, inputs, torch.sum)
+        return self._evaluate(logprobs, inputs, ONE_DATUM)
 
-    def evaluate_tokens(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
-        """The same, where ``separable``, of tokens of any datums: a term for each, of its own numbers alone."""
-        return self._evaluate(logprobs, inputs, _each)
+    def evaluate_tokens(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], datums: ManyDatums
+    ) -> Evaluation:
+        """The same of many datums, whole ones unless ``separable``: a term for each token, of its datum's numbers."""
+        return self._evaluate(logprobs, inputs, datums)
 
-    def _evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total) -> Evaluation:
+    def _evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens) -> Evaluation:
         with torch.enable_grad():
             leaf = logprobs.detach().requires_grad_(True)
-            value = self(leaf, inputs, total)
+            value = self(leaf, inputs, tokens)
             (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
         return Evaluation(loss=value.detach(), d_logprobs=gradient)
 
@@ -102,11 +103,6 @@ class DatumLoss(ABC):
         """Build from ``loss_fn_config``; keys this loss does not know are ignored, as clients send them freely."""
         known = {field.name for field in fields(cls)}
         return cls(**{key: _number(key, value) for key, value in config.items() if key in known})
-
-
-def _each(terms: torch.Tensor) -> torch.Tensor:
-    """Terms that somebody else adds up."""
-    return terms
 
 
 def _number(key: str, value: float | str) -> float:

@@ -11,7 +11,8 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
-from twinkle.loss.datum import DatumLoss, LossConfig, Total, clip, threshold
+from twinkle.loss.datum import DatumLoss, LossConfig, clip, threshold
+from twinkle.loss.sequences import ONE_DATUM, Tokens
 from twinkle.loss.traced import TracedLoss
 
 
@@ -30,10 +31,10 @@ class CrossEntropy(DatumLoss):
     count_correct: float = 0.0
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The weighted sum."""
-        return -total(inputs["weights"] * logprobs)
+        return -tokens.total(inputs["weights"] * logprobs)
 
     def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Those that have a weight, if they are to be counted."""
@@ -49,11 +50,11 @@ class ImportanceSampling(DatumLoss):
     required_inputs: ClassVar[tuple[str, ...]] = ("logprobs", "advantages")
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The weighted sum."""
         ratio = torch.exp(logprobs - inputs["logprobs"])
-        return -total(ratio * inputs["advantages"])
+        return -tokens.total(ratio * inputs["advantages"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +73,16 @@ class StableReinforce(DatumLoss):
     kl_coeff: float = 0.0
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The weighted sum and the penalty."""
         log_ratio = logprobs - inputs["logprobs"]
         ratio = torch.exp(log_ratio)
-        loss = -total(ratio * inputs["advantages"])
+        loss = -tokens.total(ratio * inputs["advantages"])
         if self.kl_coeff == 0.0:
             return loss
         counted = inputs.get("mask", inputs["advantages"]) != 0
-        penalty = total(torch.where(counted, ratio - 1 - log_ratio, torch.zeros_like(ratio)))
+        penalty = tokens.total(torch.where(counted, ratio - 1 - log_ratio, torch.zeros_like(ratio)))
         return loss + self.kl_coeff * penalty
 
 
@@ -100,14 +101,14 @@ class Ppo(DatumLoss):
     clip_high_threshold: float = 1.2
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The clipped sum."""
         ratio = torch.exp(logprobs - inputs["logprobs"])
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
         advantages = inputs["advantages"]
-        return -total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
+        return -tokens.total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +126,13 @@ class Cispo(DatumLoss):
     clip_high_threshold: float = 4.0
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The weighted sum."""
         ratio = torch.exp(logprobs.detach() - inputs["logprobs"])
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
-        return -total(clip(ratio, low, high) * logprobs * inputs["advantages"])
+        return -tokens.total(clip(ratio, low, high) * logprobs * inputs["advantages"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +152,18 @@ class Gspo(DatumLoss):
     clip_high_threshold: float = 1 + 4e-4
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The clipped sum."""
         fixed = logprobs.detach()
         counted = inputs["sequence_ratio_mask"] != 0
         log_ratio = torch.where(counted, fixed - inputs["logprobs"], torch.zeros_like(fixed))
-        sequence_ratio = torch.exp(log_ratio.sum() / counted.sum().clamp(min=1))
+        sequence_ratio = torch.exp(tokens.of_datum(log_ratio) / tokens.of_datum(counted).clamp(min=1))
         ratio = sequence_ratio * torch.exp(logprobs - fixed)
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
         advantages = inputs["advantages"]
-        return -total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
+        return -tokens.total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +179,11 @@ class Dro(DatumLoss):
     beta: float = 0.05
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The penalised sum."""
         penalty = 0.5 * self.beta * (logprobs - inputs["logprobs"]).square()
-        return -total(logprobs * inputs["advantages"] - penalty)
+        return -tokens.total(logprobs * inputs["advantages"] - penalty)
 
 
 DATUM_LOSSES: Mapping[str, type[DatumLoss]] = MappingProxyType(

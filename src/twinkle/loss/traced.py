@@ -11,8 +11,9 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.core.loss_graph import LossGraph
-from twinkle.loss.datum import DatumLoss, Evaluation, Put, Total
+from twinkle.loss.datum import DatumLoss, Evaluation, Put
 from twinkle.loss.graph_run import run_graph
+from twinkle.loss.sequences import ONE_DATUM, Tokens
 
 SURROGATE_METRIC = "surrogate_loss:sum"
 
@@ -32,7 +33,7 @@ class TracedLoss(DatumLoss):
     graph: LossGraph
 
     def __call__(
-        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], total: Total = torch.sum
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
     ) -> torch.Tensor:
         """The loss alone; its graph says how it is added up."""
         loss: torch.Tensor = run_graph(self.graph, [logprobs, *self._in_order(inputs)]).loss

@@ -21,7 +21,7 @@ from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 MakeDatum = Callable[..., Datum]
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "stable_reinforce")
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 HEAD_FORWARD = Counter(mm=1, addmm_=1, t=2)
 """Of a tenant's own update of the logits: two products, and two views for them."""
 HEAD = Counter(mm=2, addmm_=4, t=4)

@@ -3,7 +3,7 @@
 Where bits are promised a datum's loss is computed by itself: what an elementwise kernel makes of a value may depend on
 where in a tensor the value lies. An accelerator computes those of all datums at once that have one loss, its settings
 and its inputs in common, whosever they are: a call for each would cost it more than all of them. Each token then has a
-term of its own, of its own numbers alone, and the host adds up those of each datum.
+term of its own, of its datum's numbers alone, and the host adds up those of each datum.
 
 Shapes: N tokens of a datum, T those of a batch, K targets a token.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,11 @@ import torch
 
 from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import UserError
+from twinkle.infra.sending import send
 from twinkle.loss import DatumLoss
 from twinkle.loss.datum import Put
 from twinkle.loss.operation_work import OperationWork
+from twinkle.loss.sequences import ManyDatums
 
 
 class DatumResult(NamedTuple):
@@ -54,19 +57,22 @@ class LossBatch:
     """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
 
     def inputs_of(self, start: int, end: int) -> Mapping[str, torch.Tensor]:
-        """Those of some of its tokens; all of them where the loss needs the whole sequence."""
-        if not self.loss.separable:
+        """Those of some of its tokens; all of them where the loss of one datum needs the whole sequence."""
+        if not (self.loss.separable or self.is_by_token):
             return self.inputs
         return {name: values[start:end] for name, values in self.inputs.items()}
 
-    def evaluate(self, logprobs: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Take in what the loss says of tokens ``start:end``; the gradient by their logprobs."""
+    def evaluate(self, logprobs: torch.Tensor, start: int, lengths: Sequence[int]) -> torch.Tensor:
+        """Take in what the loss says of so many tokens of each datum, from ``start`` on; the gradient by logprobs."""
         self.logprobs.append(logprobs)
-        evaluate = self.loss.evaluate_tokens if self.is_by_token else self.loss.evaluate
+        evaluate = self.loss.evaluate
+        if self.is_by_token:
+            datums = ManyDatums(lengths, partial(send, dtype=torch.int64, device=logprobs.device))
+            evaluate = partial(self.loss.evaluate_tokens, datums=datums)
         try:
             if self.work is not None and (refusal := self.work.refusal(self.work.spent)) is not None:
                 raise refusal
-            evaluation = evaluate(logprobs, self.inputs_of(start, end))
+            evaluation = evaluate(logprobs, self.inputs_of(start, start + sum(lengths)))
         except UserError as error:
             self.failure = error
             return torch.zeros_like(logprobs)
@@ -125,19 +131,25 @@ def batch_losses(
     put: Put,
     *,
     together: bool,
+    longest: int,
 ) -> list[BatchPlace]:
-    """The place of each datum of a pass, given its loss and inputs; ``together`` as many in a batch as go into one."""
+    """The place of each datum of a pass, given its loss and inputs; ``together`` as many in a batch as go into one.
+
+    What is longer than ``longest`` is cut, which not every loss can be: it then has a batch of its own.
+    """
     members: dict[Hashable, list[int]] = {}
+    are_alone: list[bool] = []
     for number, (loss, own) in enumerate(zip(losses, inputs, strict=True)):
-        is_alone = not (together and loss.separable)
-        members.setdefault(number if is_alone else _kind(loss, own), []).append(number)
+        can_be_cut = loss.separable or len(own["target_tokens"]) <= longest
+        are_alone.append(not together or loss.is_on_host or not can_be_cut)
+        members.setdefault(number if are_alone[-1] else _kind(loss, own), []).append(number)
     places: dict[int, BatchPlace] = {}
     for numbers in members.values():
         loss, first = losses[numbers[0]], inputs[numbers[0]]
         arrays = first
         if len(numbers) > 1:
             arrays = {name: np.concatenate([inputs[each][name] for each in numbers]) for name in loss.given(first)}
-        is_by_token = together and loss.separable
+        is_by_token = not are_alone[numbers[0]]
         batch = LossBatch(loss, loss.tensors(arrays, put), is_by_token, works[numbers[0]])
         offset = 0
         for number in numbers:

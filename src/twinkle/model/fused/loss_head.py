@@ -173,7 +173,7 @@ class LossHead:
             logits_nV = self.logits(hidden_TH[piece.rows], [Segment(item.adapter, 0, piece.end - piece.start)])
             targets_n = targets_T[piece.rows]
             scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), targets_n, piece))
-        item.batch.d_logprobs = item.batch.evaluate(torch.cat(scored), 0, item.end - item.start)
+        item.batch.d_logprobs = item.batch.evaluate(torch.cat(scored), 0, [item.end - item.start])
 
     def _run_group(
         self,
@@ -354,7 +354,7 @@ def _lose(parts: Sequence[_Part], scored: list[torch.Tensor]) -> list[torch.Tens
         if part.batch.d_logprobs is not None:
             found.append(part.batch.d_logprobs[part.start : part.end])
             continue
-        gradient = part.batch.evaluate(logprobs, part.start, part.end)
+        gradient = part.batch.evaluate(logprobs, part.start, [_length(span) for span in part.spans])
         found.append(back.put(gradient.numpy()) if part.batch.loss.is_on_host else gradient)
     back.send()
     return found

@@ -309,6 +309,7 @@ class FusedStep:
             [run.work for run, _ in places],
             numbers.put,
             together=self._head.sums_together,
+            longest=self._head.rows_per_group,
         )
         items = []
         for (run, _), (start, end), inputs, (batch, offset), own in zip(
