@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.loss.sequences import ONE_DATUM, ManyDatums, Tokens
 
 LossConfig = Mapping[str, float | str]
 Put = Callable[[np.ndarray], torch.Tensor]
@@ -25,6 +26,7 @@ Put = Callable[[np.ndarray], torch.Tensor]
 class Evaluation:
     """What a loss says of one datum, or of a slice of one; ``d_logprobs`` has the shape of the logprobs.
 
+    ``loss`` is a scalar, or the term of each token where it was asked for these.
     ``metrics`` are of the datum alone and named ``name:sum`` or ``name:mean``, which is how they add up over datums.
     """
 
@@ -55,8 +57,13 @@ class DatumLoss(ABC):
     """Whether ``target_tokens`` may be (N, K)."""
 
     @abstractmethod
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scalar loss of one datum (or of a slice of one, where ``separable``)."""
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
+        """The scalar loss of one datum (or of a slice of one, where ``separable``).
+
+        Every sum over tokens is taken by ``tokens``; of the ``total`` nothing is made that is not linear.
+        """
 
     def evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
         """The loss and its gradient by the logprobs, which need not be part of a graph.
@@ -64,10 +71,19 @@ class DatumLoss(ABC):
         Raises:
             UserError: A loss of the client's own cannot be computed; the others never raise.
         """
+        return self._evaluate(logprobs, inputs, ONE_DATUM)
+
+    def evaluate_tokens(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], datums: ManyDatums
+    ) -> Evaluation:
+        """The same of many datums, whole ones unless ``separable``: a term for each token, of its datum's numbers."""
+        return self._evaluate(logprobs, inputs, datums)
+
+    def _evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens) -> Evaluation:
         with torch.enable_grad():
             leaf = logprobs.detach().requires_grad_(True)
-            value = self(leaf, inputs)
-            (gradient,) = torch.autograd.grad(value, leaf)
+            value = self(leaf, inputs, tokens)
+            (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
         return Evaluation(loss=value.detach(), d_logprobs=gradient)
 
     def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -76,8 +92,11 @@ class DatumLoss(ABC):
 
     def tensors(self, inputs: Mapping[str, np.ndarray], put: Put) -> dict[str, torch.Tensor]:
         """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
-        known = (*self.required_inputs, *self.optional_inputs)
-        return {name: put(inputs[name]) for name in known if name in inputs}
+        return {name: put(inputs[name]) for name in self.given(inputs)}
+
+    def given(self, inputs: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Which of the inputs it knows a datum has."""
+        return tuple(name for name in (*self.required_inputs, *self.optional_inputs) if name in inputs)
 
     @classmethod
     def from_config(cls, config: LossConfig) -> Self:

@@ -12,6 +12,7 @@ import torch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.loss.datum import DatumLoss, LossConfig, clip, threshold
+from twinkle.loss.sequences import ONE_DATUM, Tokens
 from twinkle.loss.traced import TracedLoss
 
 
@@ -29,9 +30,11 @@ class CrossEntropy(DatumLoss):
     top_k_targets: ClassVar[bool] = True
     count_correct: float = 0.0
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The weighted sum."""
-        return -(inputs["weights"] * logprobs).sum()
+        return -tokens.total(inputs["weights"] * logprobs)
 
     def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Those that have a weight, if they are to be counted."""
@@ -46,10 +49,12 @@ class ImportanceSampling(DatumLoss):
     name: ClassVar[str] = "importance_sampling"
     required_inputs: ClassVar[tuple[str, ...]] = ("logprobs", "advantages")
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The weighted sum."""
         ratio = torch.exp(logprobs - inputs["logprobs"])
-        return -(ratio * inputs["advantages"]).sum()
+        return -tokens.total(ratio * inputs["advantages"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +72,17 @@ class StableReinforce(DatumLoss):
     optional_inputs: ClassVar[tuple[str, ...]] = ("mask",)
     kl_coeff: float = 0.0
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The weighted sum and the penalty."""
         log_ratio = logprobs - inputs["logprobs"]
         ratio = torch.exp(log_ratio)
-        loss = -(ratio * inputs["advantages"]).sum()
+        loss = -tokens.total(ratio * inputs["advantages"])
         if self.kl_coeff == 0.0:
             return loss
         counted = inputs.get("mask", inputs["advantages"]) != 0
-        penalty = torch.where(counted, ratio - 1 - log_ratio, torch.zeros_like(ratio)).sum()
+        penalty = tokens.total(torch.where(counted, ratio - 1 - log_ratio, torch.zeros_like(ratio)))
         return loss + self.kl_coeff * penalty
 
 
@@ -93,13 +100,15 @@ class Ppo(DatumLoss):
     clip_low_threshold: float = 0.8
     clip_high_threshold: float = 1.2
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The clipped sum."""
         ratio = torch.exp(logprobs - inputs["logprobs"])
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
         advantages = inputs["advantages"]
-        return -torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages).sum()
+        return -tokens.total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +125,14 @@ class Cispo(DatumLoss):
     clip_low_threshold: float = 0.0
     clip_high_threshold: float = 4.0
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The weighted sum."""
         ratio = torch.exp(logprobs.detach() - inputs["logprobs"])
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
-        return -(clip(ratio, low, high) * logprobs * inputs["advantages"]).sum()
+        return -tokens.total(clip(ratio, low, high) * logprobs * inputs["advantages"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +151,19 @@ class Gspo(DatumLoss):
     clip_low_threshold: float = 1 - 3e-4
     clip_high_threshold: float = 1 + 4e-4
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The clipped sum."""
         fixed = logprobs.detach()
         counted = inputs["sequence_ratio_mask"] != 0
         log_ratio = torch.where(counted, fixed - inputs["logprobs"], torch.zeros_like(fixed))
-        sequence_ratio = torch.exp(log_ratio.sum() / counted.sum().clamp(min=1))
+        sequence_ratio = torch.exp(tokens.of_datum(log_ratio) / tokens.of_datum(counted).clamp(min=1))
         ratio = sequence_ratio * torch.exp(logprobs - fixed)
         low = threshold(inputs, "clip_low_threshold", self.clip_low_threshold)
         high = threshold(inputs, "clip_high_threshold", self.clip_high_threshold)
         advantages = inputs["advantages"]
-        return -torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages).sum()
+        return -tokens.total(torch.minimum(ratio * advantages, clip(ratio, low, high) * advantages))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +178,12 @@ class Dro(DatumLoss):
     required_inputs: ClassVar[tuple[str, ...]] = ("logprobs", "advantages")
     beta: float = 0.05
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
         """The penalised sum."""
         penalty = 0.5 * self.beta * (logprobs - inputs["logprobs"]).square()
-        return -(logprobs * inputs["advantages"] - penalty).sum()
+        return -tokens.total(logprobs * inputs["advantages"] - penalty)
 
 
 DATUM_LOSSES: Mapping[str, type[DatumLoss]] = MappingProxyType(

@@ -13,6 +13,7 @@ from twinkle.core.errors import UserError
 from twinkle.core.loss_graph import LossGraph
 from twinkle.loss.datum import DatumLoss, Evaluation, Put
 from twinkle.loss.graph_run import run_graph
+from twinkle.loss.sequences import ONE_DATUM, Tokens
 
 SURROGATE_METRIC = "surrogate_loss:sum"
 
@@ -31,8 +32,10 @@ class TracedLoss(DatumLoss):
     is_on_host: ClassVar[bool] = True
     graph: LossGraph
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss alone."""
+    def __call__(
+        self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokens: Tokens = ONE_DATUM
+    ) -> torch.Tensor:
+        """The loss alone; its graph says how it is added up."""
         loss: torch.Tensor = run_graph(self.graph, [logprobs, *self._in_order(inputs)]).loss
         return loss
 

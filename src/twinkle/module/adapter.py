@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -162,20 +162,52 @@ class AdapterLayout:
         self.shapes = shapes
         self.paths = paths
         self.beside_experts = beside_experts
-        self.numel = sum(shape.numel_a + shape.numel_b for shape in shapes)
+        self.starts: dict[str, tuple[LoraShape, int]] = {}
+        """Of each module its shape, and where its A begins."""
+        self.numel = 0
+        for shape in shapes:
+            self.starts[shape.path] = (shape, self.numel)
+            self.numel += shape.numel_a + shape.numel_b
 
     def views(self, buffer: torch.Tensor) -> dict[str, LoraPair]:
         """The pairs of a flat buffer, by module path."""
-        pairs: dict[str, LoraPair] = {}
-        offset = 0
-        for shape in self.shapes:
-            experts = () if shape.num_experts is None else (shape.num_experts,)
-            middle, end = offset + shape.numel_a, offset + shape.numel_a + shape.numel_b
-            a = buffer[offset:middle].view(*experts, shape.rank, shape.in_features)
-            b = buffer[middle:end].view(*experts, shape.out_features, shape.rank)
-            pairs[shape.path] = LoraPair(a, b)
-            offset = end
-        return pairs
+        return {path: self.pair(buffer, path) for path in self.starts}
+
+    def pair(self, buffer: torch.Tensor, path: str) -> LoraPair:
+        """That of one module."""
+        shape, start = self.starts[path]
+        experts = () if shape.num_experts is None else (shape.num_experts,)
+        middle = start + shape.numel_a
+        a = buffer[start:middle].view(*experts, shape.rank, shape.in_features)
+        b = buffer[middle : middle + shape.numel_b].view(*experts, shape.out_features, shape.rank)
+        return LoraPair(a, b)
+
+
+class PairsOnDemand(Mapping[str, LoraPair]):
+    """The pairs of a flat buffer that lives for one call, each made when it is first looked at.
+
+    Where kernels find matrices by address, that is two of hundreds.
+    """
+
+    def __init__(self, layout: AdapterLayout, buffer: torch.Tensor) -> None:
+        self._layout = layout
+        self._buffer = buffer
+        self._made: dict[str, LoraPair] = {}
+
+    def __getitem__(self, path: str) -> LoraPair:
+        pair = self._made.get(path)
+        if pair is None:
+            pair = self._made[path] = self._layout.pair(self._buffer, path)
+        return pair
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._layout.starts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.starts)
+
+    def __len__(self) -> int:
+        return len(self._layout.starts)
 
 
 class Measure(NamedTuple):

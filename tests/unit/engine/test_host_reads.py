@@ -47,10 +47,11 @@ def test_a_pass_reads_as_much_back_for_many_datums_as_for_one(
     assert one["scalars"] <= 1
 
 
+@pytest.mark.parametrize("have_gradients", [False, True])
 def test_a_pass_reads_as_much_back_for_many_tenants_as_for_one(
-    grouped_model: FusedLoraModel, make_datum: Callable[..., Datum]
+    have_gradients: bool, grouped_model: FusedLoraModel, make_datum: Callable[..., Datum]
 ) -> None:
-    """Whether gradients are finite is asked for all of them at once."""
+    """Whether gradients are finite is asked for all of them at once, also of those added to what is there already."""
     found = []
     for num_tenants in (1, 5):
         jobs = [
@@ -61,6 +62,8 @@ def test_a_pass_reads_as_much_back_for_many_tenants_as_for_one(
             )
             for seed in range(num_tenants)
         ]
+        if have_gradients:
+            grouped_model.forward_backward(jobs)
         with HostReads() as above, ScalarReads() as below:
             grouped_model.forward_backward(jobs)
         found.append(above.counts + Counter(scalars=below.count))

@@ -110,10 +110,10 @@ def test_jobs_that_go_alone_after_a_failure_are_told_of_once_with_their_number(m
     ]
     run_head = model._head.run
 
-    def fail_for_the_first(hidden, items, gradient):
+    def fail_for_the_first(hidden, targets, items, gradient):
         if any(item.adapter is jobs[0].adapter for item in items):
             raise ArithmeticError("a kernel failed")
-        run_head(hidden, items, gradient)
+        run_head(hidden, targets, items, gradient)
 
     monkeypatch.setattr(model._head, "run", fail_for_the_first)
     for times in (1, 2):

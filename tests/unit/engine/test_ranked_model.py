@@ -54,10 +54,10 @@ def said(outcomes):
     return [str(one) if isinstance(one, Exception) else one.loss for one in outcomes]
 
 run_head = model._head.run
-def fail_for_the_first_adapter(hidden, items, gradient):
+def fail_for_the_first_adapter(hidden, targets, items, gradient):
     if ranks.rank == 1 and any(item.adapter is adapters[0] for item in items):
         raise ArithmeticError("this rank cannot")
-    run_head(hidden, items, gradient)
+    run_head(hidden, targets, items, gradient)
 
 model._head.run = fail_for_the_first_adapter
 both = model.forward_backward([job(adapter, [9, 12, 15, 6]) for adapter in adapters])

@@ -20,7 +20,7 @@ from twinkle.loss import DatumLoss, TracedLoss
 from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
-from twinkle.module.adapter import LoraPair
+from twinkle.module.adapter import LoraPair, PairsOnDemand
 
 ZerosLike = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,12 +34,14 @@ def shares_of(data: Sequence[Datum], num_ranks: int) -> list[range]:
     A function of the job alone, so that neither company nor replay changes a sum. Which rank has the first stretch is
     drawn from the tokens: small jobs would otherwise all be the same rank's.
     """
+    if num_ranks == 1:
+        return [range(len(data))]
     sizes = np.array([datum.tokens.size for datum in data], dtype=np.int64)
     middles = 2 * np.cumsum(sizes) - sizes
     # Monotone, since the middles are: the middle of a datum says in which stretch of the tokens it lies.
     stretch_of_datum = middles * num_ranks // max(2 * int(sizes.sum()), 1)
     starts = np.searchsorted(stretch_of_datum, np.arange(num_ranks + 1)).tolist()
-    first_rank = zlib.crc32(data[0].tokens.astype(np.int64).tobytes()) % num_ranks if num_ranks > 1 else 0
+    first_rank = zlib.crc32(data[0].tokens.astype(np.int64).tobytes()) % num_ranks
     stretches = [range(start, end) for start, end in itertools.pairwise(starts)]
     return [stretches[(rank - first_rank) % num_ranks] for rank in range(num_ranks)]
 
@@ -106,6 +108,7 @@ class JobRun:
         self.work = _work_of(job) if isinstance(loss, TracedLoss) else None
         self._most_work = 0
         self._in_place = in_place
+        self._is_whole = False
         self._logprobs: list[np.ndarray] = []
         self._entropies: list[np.ndarray] = []
         self._losses: list[float] = []
@@ -126,7 +129,7 @@ class JobRun:
             # Said to the other ranks like any failure.
             self.fail(OutOfMemory(f"the device ran out of memory: {error}"))
             return
-        self.gradient = self.job.adapter.layout.views(self._sum)
+        self.gradient = PairsOnDemand(self.job.adapter.layout, self._sum)
 
     @property
     def sum(self) -> torch.Tensor | None:
@@ -223,18 +226,25 @@ class JobRun:
         if self.failure is None and self._sum is not None:
             ranks.sum_(self._sum)
 
-    @property
     def window(self) -> torch.Tensor | None:
-        """The adapter's own buffer, where the gradient has gathered in it and all is well so far."""
-        return self._sum if self._in_place and self.failure is None else None
+        """What the adapter's window will hold if this is committed; None if all is not well. Before a second one of an
+        adapter the first must be committed.
+        """
+        if self.failure is not None or self._sum is None:
+            return None
+        if not (self._in_place or self._is_whole):
+            self._sum.add_(self.job.adapter.grad)
+        self._is_whole = True
+        return self._sum
 
     def commit(self, *, is_finite: bool | None = None) -> TrainOutcome | Exception:
         """Add the gathered gradient to the adapter's window, or drop it; return the outcome.
 
         ``is_finite`` is what is known already of ``window``.
         """
-        if self.failure is None and self._sum is not None:
-            self._commit_gradient(self._sum, is_finite)
+        window = self.window()
+        if window is not None:
+            self._commit_gradient(window, is_finite)
         if self.failure is not None:
             if self._in_place and self._sum is not None:
                 self._sum.zero_()
@@ -248,8 +258,6 @@ class JobRun:
 
     def _commit_gradient(self, total: torch.Tensor, is_finite: bool | None) -> None:
         adapter = self.job.adapter
-        if not self._in_place:
-            total.add_(adapter.grad)
         if not (all_finite([total])[0] if is_finite is None else is_finite):
             self.fail(
                 UserError(
@@ -311,9 +319,15 @@ def _add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def commit_all(runs: Sequence[JobRun | Exception]) -> list[TrainOutcome | Exception]:
-    """Commit each run that there is, one after the other; a device is asked once for all windows that began with it."""
-    windows = {number: run.window for number, run in enumerate(runs) if isinstance(run, JobRun)}
-    asked = {number: window for number, window in windows.items() if window is not None}
+    """Commit each run that there is, one after the other; a device is asked once for the first of each adapter."""
+    asked: dict[int, torch.Tensor] = {}
+    begun: set[int] = set()
+    for number, run in enumerate(runs):
+        if isinstance(run, JobRun) and run.sum is not None and id(run.job.adapter) not in begun:
+            begun.add(id(run.job.adapter))
+            window = run.window()
+            if window is not None:
+                asked[number] = window
     known = dict(zip(asked, all_finite(list(asked.values())), strict=True))
     return [
         run.commit(is_finite=known.get(number)) if isinstance(run, JobRun) else run for number, run in enumerate(runs)
@@ -324,11 +338,20 @@ def all_finite(buffers: Sequence[torch.Tensor]) -> list[bool]:
     """Whether no entry of a buffer is NaN or infinite, without a temporary of its size."""
     if not buffers:
         return []
-    # A sum that is finite has none of them in it, and is the cheapest to make; finite ones may overflow, though.
-    sums = torch.stack([buffer.sum() for buffer in buffers])
     return [
-        bool(of_sum) or _is_finite(buffer) for of_sum, buffer in zip(sums.isfinite().tolist(), buffers, strict=True)
+        bool(of_sum) or _is_finite(buffer)
+        for of_sum, buffer in zip(sums_of(buffers).isfinite().tolist(), buffers, strict=True)
     ]
+
+
+def sums_of(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number for each buffer that is finite only if all in it is: there is no cheaper one.
+
+    Finite ones may overflow, though. An accelerator makes all of them with one call, of absolute values.
+    """
+    if buffers[0].device.type == "cpu":
+        return torch.stack([buffer.sum() for buffer in buffers])
+    return torch.stack(torch._foreach_norm(list(buffers), 1))
 
 
 def _is_finite(buffer: torch.Tensor) -> bool:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
-from twinkle.core.errors import UserError
 from twinkle.infra.sending import Parcel, fetch
-from twinkle.loss import DatumLoss
-from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused import entropy
 from twinkle.model.fused.logit_form import LogitForm
+from twinkle.model.fused.loss_batches import LossBatch
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.packed_products import LoopedProducts, LoopedUpdates, SegmentPair
 from twinkle.module.row_product import RowProduct
@@ -41,37 +40,21 @@ def rows_per_group(device: torch.device, vocab_size: int) -> int:
 
 @dataclass(eq=False)
 class HeadItem:
-    """One datum in the head: which packed rows it has, its loss, and (filled by the head) what came out."""
+    """One datum in the head: which packed rows it has, whose they are, and its place in a batch of losses."""
 
     start: int
     end: int
     adapter: LoraAdapter
     gradient: Mapping[str, LoraPair] | None
-    loss: DatumLoss
-    targets: torch.Tensor
-    inputs: Mapping[str, torch.Tensor]
+    batch: LossBatch
+    offset: int
+    """Where its tokens begin in the batch."""
+    candidates: torch.Tensor | None = None
+    """(N, K): its targets, where a token has several."""
     wants_entropies: bool = False
     entropy_weights: torch.Tensor | None = None
     """(N,): minus the gradient of the loss by each token's entropy, where it has one."""
-    logprobs: list[torch.Tensor] = field(default_factory=list)
     entropies: list[torch.Tensor] = field(default_factory=list)
-    losses: list[torch.Tensor] = field(default_factory=list)
-    correct: list[torch.Tensor] = field(default_factory=list)
-    """Of how many counted tokens the target was the likeliest one, piece by piece, where the loss counts them."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    failure: UserError | None = None
-    """Why a loss of the client's own could not be computed; the datum then has no gradient."""
-    work: OperationWork | None = None
-    """What the whole operation may take, where its loss is the client's own; ``spent`` of it is this datum's."""
-    spent: int = 0
-    d_logprobs: torch.Tensor | None = None
-    """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
-
-    @property
-    def results(self) -> list[torch.Tensor]:
-        """Its logprobs, its entropies if it has any, the losses of its pieces, and how many tokens each had right."""
-        entropies = [torch.cat(self.entropies)] if self.entropies else []
-        return [torch.cat(self.logprobs), *entropies, *self.losses, *self.correct]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +69,24 @@ class _Piece:
     def rows(self) -> slice:
         return slice(self.item.start + self.start, self.item.start + self.end)
 
-    @property
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        if not self.item.loss.separable:
-            return self.item.inputs
-        return {name: values[self.start : self.end] for name, values in self.item.inputs.items()}
+
+@dataclass(eq=False)
+class _Part:
+    """The pieces of a group whose losses are computed at once, and where in the group each lies.
+
+    ``start`` and ``end`` count the tokens of the batch.
+    """
+
+    batch: LossBatch
+    start: int
+    end: int
+    pieces: list[_Piece] = field(default_factory=list)
+    spans: list[slice] = field(default_factory=list)
 
     @property
-    def targets_nK(self) -> torch.Tensor:
-        targets = self.item.targets[self.start : self.end]
-        return targets if targets.dim() == 2 else targets[:, None]
+    def is_scored(self) -> bool:
+        """Whether its losses are known from before."""
+        return self.batch.d_logprobs is not None
 
 
 class LossHead:
@@ -139,18 +130,24 @@ class LossHead:
                 )
 
     @torch.no_grad()
-    def run(self, hidden_TH: torch.Tensor, items: Sequence[HeadItem], d_hidden_TH: torch.Tensor | None) -> None:
-        """Fill the outcome of every item; with ``d_hidden_TH``, also the gradients of hidden states and adapters."""
+    def run(
+        self,
+        hidden_TH: torch.Tensor,
+        targets_T: torch.Tensor,
+        items: Sequence[HeadItem],
+        d_hidden_TH: torch.Tensor | None,
+    ) -> None:
+        """Fill the batches of all items; with ``d_hidden_TH``, also the gradients of hidden states and adapters."""
         single_pass: list[HeadItem] = []
         for item in items:
-            if item.loss.separable or item.end - item.start <= self.rows_per_group:
+            if item.batch.loss.separable or item.end - item.start <= self.rows_per_group:
                 single_pass.append(item)
                 continue
-            self._score_whole(hidden_TH, item)
+            self._score_whole(hidden_TH, targets_T, item)
             if d_hidden_TH is not None:
                 single_pass.append(item)
         for group in self._groups(single_pass):
-            self._run_group(hidden_TH, group, d_hidden_TH)
+            self._run_group(hidden_TH, targets_T, group, d_hidden_TH)
 
     def _groups(self, items: Sequence[HeadItem]) -> Iterator[list[_Piece]]:
         group: list[_Piece] = []
@@ -170,18 +167,27 @@ class LossHead:
             for start in range(0, length, self.rows_per_group):
                 yield _Piece(item, start, min(start + self.rows_per_group, length))
 
-    def _score_whole(self, hidden_TH: torch.Tensor, item: HeadItem) -> None:
+    def _score_whole(self, hidden_TH: torch.Tensor, targets_T: torch.Tensor, item: HeadItem) -> None:
         scored: list[torch.Tensor] = []
         for piece in self._pieces([item]):
             logits_nV = self.logits(hidden_TH[piece.rows], [Segment(item.adapter, 0, piece.end - piece.start)])
-            scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), piece))
-        item.d_logprobs = _evaluate(item, torch.cat(scored), item.inputs)
+            targets_n = targets_T[piece.rows]
+            scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), targets_n, piece))
+        item.batch.d_logprobs = item.batch.evaluate(torch.cat(scored), 0, [item.end - item.start])
 
-    def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
-        stretches = _stretches(group)
+    def _run_group(
+        self,
+        hidden_TH: torch.Tensor,
+        targets_T: torch.Tensor,
+        group: Sequence[_Piece],
+        d_hidden_TH: torch.Tensor | None,
+    ) -> None:
+        stretches = _merged(piece.rows for piece in group)
         hidden_nH = torch.cat([hidden_TH[rows] for rows in stretches])
+        targets_n = _taken(targets_T, stretches)
         logits_nV = self.products.rows.in_float32(hidden_nH, self.weight_VH)
         spans = _spans(group)
+        parts = _parts(group, spans)
         x_nH = hidden_nH.float()
         updates = LoopedUpdates(self.products, self._pairs(self._segments(group, spans)))
         saved = updates.add(logits_nV, x_nH)
@@ -190,16 +196,12 @@ class LossHead:
             if piece.item.wants_entropies:
                 piece.item.entropies.append(entropy.entropies(logits_nV[span]))
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
-        for piece, span in zip(group, spans, strict=True):
-            counted_n = piece.item.loss.counted(piece.inputs)
-            if counted_n is not None:
-                is_best_n = logprobs_nV[span].argmax(dim=-1) == piece.targets_nK[:, 0]
-                piece.item.correct.append((is_best_n & counted_n).sum())
-        d_logprobs = _lose(group, _scored(logprobs_nV, group, spans))
+        _count(logprobs_nV, targets_n, parts)
+        d_logprobs = _lose(parts, _scored(logprobs_nV, targets_n, group, parts))
         if d_hidden_TH is None:
             return
         del logprobs_nV
-        d_logits_nV = self._d_logits(logits_nV, group, spans, d_logprobs)
+        d_logits_nV = self._d_logits(logits_nV, targets_n, group, parts, d_logprobs)
         del logits_nV
         d_rows_nH = self.products.rows.in_float32(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t())
         updates.add_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved)
@@ -210,20 +212,23 @@ class LossHead:
     def _d_logits(
         self,
         logits_nV: torch.Tensor,
+        targets_n: torch.Tensor,
         group: Sequence[_Piece],
-        spans: Sequence[slice],
+        parts: Sequence[_Part],
         d_logprobs: Sequence[torch.Tensor],
     ) -> torch.Tensor:
         """The gradient of the projected logits, given these as they are in form."""
         # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
         d_logits_nV = torch.softmax(logits_nV, dim=-1)
         if _have_one_target(group):
-            _add_targets_(d_logits_nV, _targets_of(group), torch.cat(list(d_logprobs))[:, None])
+            _add_targets_(d_logits_nV, targets_n[:, None], _in_order(parts, d_logprobs)[:, None])
         else:
-            for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
-                gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
-                _add_targets_(d_logits_nV[span], piece.targets_nK, gradient_nK)
-        for piece, span in zip(group, spans, strict=True):
+            for part, gradient in zip(parts, d_logprobs, strict=True):
+                own = gradient.split([_length(span) for span in part.spans])
+                for piece, span, of_piece in zip(part.pieces, part.spans, own, strict=True):
+                    gradient_nK = of_piece if of_piece.dim() == 2 else of_piece[:, None]
+                    _add_targets_(d_logits_nV[span], _targets(piece, targets_n[span]), gradient_nK)
+        for piece, span in zip(group, _spans(group), strict=True):
             if piece.item.entropy_weights is not None:
                 weights_n = piece.item.entropy_weights[piece.start : piece.end]
                 entropy.add_gradient_(d_logits_nV[span], logits_nV[span], weights_n)
@@ -242,32 +247,92 @@ class LossHead:
         return segments
 
 
-def _stretches(group: Sequence[_Piece]) -> list[slice]:
-    """The packed rows of a group. Pieces need not be neighbours: a long datum scored beforehand leaves a hole."""
-    stretches: list[slice] = []
-    for piece in group:
-        is_next = bool(stretches) and stretches[-1].stop == piece.rows.start
-        start = stretches.pop().start if is_next else piece.rows.start
-        stretches.append(slice(start, piece.rows.stop))
-    return stretches
+def _merged(slices: Iterable[slice]) -> list[slice]:
+    """Neighbours as one. Pieces need not be neighbours: a long datum scored beforehand leaves a hole."""
+    merged: list[slice] = []
+    for each in slices:
+        is_next = bool(merged) and merged[-1].stop == each.start
+        start = merged.pop().start if is_next else each.start
+        merged.append(slice(start, each.stop))
+    return merged
+
+
+def _taken(values: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
+    """These rows, copied only where they do not lie side by side."""
+    return values[slices[0]] if len(slices) == 1 else torch.cat([values[each] for each in slices])
+
+
+def _length(span: slice) -> int:
+    length: int = span.stop - span.start
+    return length
+
+
+def _spans(group: Sequence[_Piece]) -> list[slice]:
+    ends = list(accumulate(piece.end - piece.start for piece in group))
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _parts(group: Sequence[_Piece], spans: Sequence[slice]) -> list[_Part]:
+    """A batch's pieces come in the order of its tokens, with none left out between two of a group."""
+    parts: dict[LossBatch, _Part] = {}
+    for piece, span in zip(group, spans, strict=True):
+        item = piece.item
+        start = item.offset + piece.start
+        part = parts.setdefault(item.batch, _Part(item.batch, start, start))
+        part.end = item.offset + piece.end
+        part.pieces.append(piece)
+        part.spans.append(span)
+    return list(parts.values())
 
 
 def _have_one_target(group: Sequence[_Piece]) -> bool:
     """Whether each token of a group has one, so that all of them are looked up at once."""
-    return all(piece.item.targets.dim() == 1 for piece in group)
+    return all(piece.item.candidates is None for piece in group)
 
 
-def _targets_of(group: Sequence[_Piece]) -> torch.Tensor:
-    return torch.cat([piece.targets_nK for piece in group])
+def _targets(piece: _Piece, targets_n: torch.Tensor) -> torch.Tensor:
+    """Those of a piece [n, K], given the first of each of its tokens."""
+    candidates_NK = piece.item.candidates
+    return targets_n[:, None] if candidates_NK is None else candidates_NK[piece.start : piece.end]
 
 
-def _scored(logprobs_nV: torch.Tensor, group: Sequence[_Piece], spans: Sequence[slice]) -> dict[_Piece, torch.Tensor]:
-    """The logprobs of each piece's targets; of those scored beforehand none."""
+def _target_logprobs(logprobs_nV: torch.Tensor, targets_n: torch.Tensor, piece: _Piece) -> torch.Tensor:
+    gathered_nK = logprobs_nV.gather(1, _targets(piece, targets_n))
+    return gathered_nK[:, 0] if piece.item.candidates is None else gathered_nK
+
+
+def _scored(
+    logprobs_nV: torch.Tensor, targets_n: torch.Tensor, group: Sequence[_Piece], parts: Sequence[_Part]
+) -> list[torch.Tensor]:
+    """The logprobs of each part's targets, also of those that are scored."""
     if _have_one_target(group):
-        found = logprobs_nV.gather(1, _targets_of(group))[:, 0].split([span.stop - span.start for span in spans])
-    else:
-        found = tuple(_target_logprobs(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True))
-    return {piece: own for piece, own in zip(group, found, strict=True) if piece.item.d_logprobs is None}
+        found_n = logprobs_nV.gather(1, targets_n[:, None])[:, 0]
+        return [_taken(found_n, _merged(part.spans)) for part in parts]
+    return [
+        _whole(
+            [
+                _target_logprobs(logprobs_nV[span], targets_n[span], piece)
+                for piece, span in zip(part.pieces, part.spans, strict=True)
+            ]
+        )
+        for part in parts
+    ]
+
+
+def _whole(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _count(logprobs_nV: torch.Tensor, targets_n: torch.Tensor, parts: Sequence[_Part]) -> None:
+    """Find which tokens have the likeliest one as their target, of losses that want to be told."""
+    is_best_n: torch.Tensor | None = None
+    for part in parts:
+        counted_n = part.batch.loss.counted(part.batch.inputs_of(part.start, part.end))
+        if counted_n is not None:
+            if is_best_n is None:
+                is_best_n = logprobs_nV.argmax(dim=-1) == targets_n
+            # In the dtype of all else that comes to the host, which waits once for each.
+            part.batch.correct.append((_taken(is_best_n, _merged(part.spans)) & counted_n).float())
 
 
 def _add_targets_(d_logits_nV: torch.Tensor, targets_nK: torch.Tensor, gradient_nK: torch.Tensor) -> None:
@@ -276,54 +341,32 @@ def _add_targets_(d_logits_nV: torch.Tensor, targets_nK: torch.Tensor, gradient_
     d_logits_nV.scatter_add_(1, targets_nK, gradient_nK)
 
 
-def _lose(group: Sequence[_Piece], scored: dict[_Piece, torch.Tensor]) -> list[torch.Tensor]:
-    """The gradient of each piece's loss by the logprobs of its targets."""
-    on_host = [piece for piece in scored if piece.item.loss.is_on_host]
+def _lose(parts: Sequence[_Part], scored: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradient of each part's losses by the logprobs of its targets."""
+    on_host = [n for n, part in enumerate(parts) if part.batch.loss.is_on_host and not part.is_scored]
+    device = scored[0].device
     # Waited for once for all clients' own losses, not once for each.
-    for piece, values in zip(on_host, fetch([scored[piece] for piece in on_host]), strict=True):
-        scored[piece] = torch.from_numpy(values)
-    back = Parcel(sum(scored[piece].numel() for piece in on_host), torch.float32, group[0].item.targets.device)
+    for number, values in zip(on_host, fetch([scored[number] for number in on_host]), strict=True):
+        scored[number] = torch.from_numpy(values)
+    back = Parcel(sum(scored[number].numel() for number in on_host), torch.float32, device)
     found: list[torch.Tensor] = []
-    for piece in group:
-        item = piece.item
-        if piece not in scored:
-            assert item.d_logprobs is not None
-            found.append(item.d_logprobs[piece.start : piece.end])
+    for part, logprobs in zip(parts, scored, strict=True):
+        if part.batch.d_logprobs is not None:
+            found.append(part.batch.d_logprobs[part.start : part.end])
             continue
-        gradient = _evaluate(item, scored[piece], piece.inputs)
-        found.append(back.put(gradient.numpy()) if item.loss.is_on_host else gradient)
+        gradient = part.batch.evaluate(logprobs, part.start, [_length(span) for span in part.spans])
+        found.append(back.put(gradient.numpy()) if part.batch.loss.is_on_host else gradient)
     back.send()
     return found
 
 
-def _spans(group: Sequence[_Piece]) -> list[slice]:
-    spans: list[slice] = []
-    offset = 0
-    for piece in group:
-        length = piece.end - piece.start
-        spans.append(slice(offset, offset + length))
-        offset += length
-    return spans
-
-
-def _target_logprobs(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
-    gathered_nK = logprobs_nV.gather(1, piece.targets_nK)
-    return gathered_nK if piece.item.targets.dim() == 2 else gathered_nK[:, 0]
-
-
-def _evaluate(item: HeadItem, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Add what the loss says of these rows to the datum's outcome; the gradient by their logprobs."""
-    item.logprobs.append(logprobs)
-    try:
-        if item.work is not None and (refusal := item.work.refusal(item.work.spent)) is not None:
-            raise refusal
-        evaluation = item.loss.evaluate(logprobs, inputs)
-    except UserError as error:
-        item.failure = error
-        return torch.zeros_like(logprobs)
-    item.losses.append(evaluation.loss)
-    item.metrics = evaluation.metrics
-    item.spent = evaluation.work
-    if item.work is not None:
-        item.work.spent += evaluation.work
-    return evaluation.d_logprobs
+def _in_order(parts: Sequence[_Part], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradients of all rows of a group (n,), in the order of the rows."""
+    if len(parts) == 1:
+        return gradients[0]
+    of_spans: list[tuple[int, torch.Tensor]] = []
+    for part, gradient in zip(parts, gradients, strict=True):
+        spans = _merged(part.spans)
+        own = gradient.split([_length(span) for span in spans])
+        of_spans += zip((span.start for span in spans), own, strict=True)
+    return torch.cat([own for _, own in sorted(of_spans, key=lambda each: each[0])])

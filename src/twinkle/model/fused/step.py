@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.core.slices import Slices
@@ -21,6 +20,7 @@ from twinkle.infra.sending import Parcel, fetch, send
 from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.gradient_buffers import is_out_of_memory
 from twinkle.model.fused.job_run import JobRun
+from twinkle.model.fused.loss_batches import batch_losses
 from twinkle.model.fused.loss_head import HeadItem, LossHead
 from twinkle.model.fused.pass_size import PassSize
 from twinkle.model.fused.recomputation import Recomputation
@@ -209,8 +209,8 @@ class FusedStep:
             hidden_TH = self._forward([datum.tokens for datum in data], layouts, segments, spans, backward=backward)
             d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
         try:
-            items = self._head_items(places, spans)
-            self._head.run(hidden_TH.detach(), items, d_hidden_TH)
+            targets_T, items = self._head_items(places, spans)
+            self._head.run(hidden_TH.detach(), targets_T, items, d_hidden_TH)
         except Exception:
             if self._lockstep.size > 1:
                 self._backward(hidden_TH, None if d_hidden_TH is None else d_hidden_TH.zero_())
@@ -221,21 +221,21 @@ class FusedStep:
     @staticmethod
     def _record(places: Sequence[DatumPlace], items: Sequence[HeadItem]) -> None:
         """Take what came out of a pass to the host, all of it at once."""
-        found = iter(fetch([each for item in items if item.failure is None for each in item.results]))
+        batches = list(dict.fromkeys(item.batch for item in items))
+        tensors = [each for batch in batches for each in batch.results]
+        entropies = [(item, torch.cat(item.entropies)) for item in items if item.entropies]
+        found = iter(fetch([*tensors, *(values for _, values in entropies)]))
+        results = {batch: batch.read(found) for batch in batches if batch.failure is None}
+        entropies_of = {item: next(found) for item, _ in entropies}
         for (run, index), item in zip(places, items, strict=True):
-            if isinstance(item.failure, TooMuchWork):
-                run.fail(item.failure)
-            elif item.failure is not None:
-                run.fail(UserError(f"data[{index}]: {item.failure.message}"))
-            else:
-                logprobs = next(found)
-                entropies = next(found) if item.entropies else None
-                loss = float(sum(float(next(found)) for _ in item.losses))
-                metrics = item.metrics
-                if item.correct:
-                    metrics = {**metrics, CORRECT_TOKENS: float(sum(float(next(found)) for _ in item.correct))}
-                if run.failure is None:
-                    run.record(logprobs, loss, metrics, entropies, work=item.spent)
+            failure = item.batch.failure
+            if isinstance(failure, TooMuchWork):
+                run.fail(failure)
+            elif failure is not None:
+                run.fail(UserError(f"data[{index}]: {failure.message}"))
+            elif run.failure is None:
+                result = results[item.batch].of_datum(item.offset, item.offset + item.end - item.start)
+                run.record(*result, entropies_of.get(item), work=item.batch.spent)
         for run in dict.fromkeys(run for run, _ in places):
             run.judge_work()
 
@@ -292,13 +292,29 @@ class FusedStep:
                 raise
             raise OutOfStep(f"a pass failed between the ranks: {error}") from error
 
-    def _head_items(self, places: Sequence[DatumPlace], spans: Sequence[tuple[int, int]]) -> list[HeadItem]:
-        """What the head is told of each datum, all of it sent at once."""
+    def _head_items(
+        self, places: Sequence[DatumPlace], spans: Sequence[tuple[int, int]]
+    ) -> tuple[torch.Tensor, list[HeadItem]]:
+        """The (first) target of every token, and what else the head is told of each datum, all of it sent at once."""
         arrays = [run.job.data[index].inputs for run, index in places]
-        targets = Parcel(sum(inputs["target_tokens"].size for inputs in arrays), torch.int64, self._device)
+        aimed = [inputs["target_tokens"] for inputs in arrays]
+        first = [targets if targets.ndim == 1 else targets[:, 0] for targets in aimed]
+        size = sum(targets.shape[0] if targets.ndim == 1 else len(targets) + targets.size for targets in aimed)
+        targets = Parcel(size, torch.int64, self._device)
         numbers = Parcel(sum(each.size for inputs in arrays for each in inputs.values()), torch.float32, self._device)
+        targets_T = targets.put(np.concatenate(first))
+        batches = batch_losses(
+            [run.loss for run, _ in places],
+            arrays,
+            [run.work for run, _ in places],
+            numbers.put,
+            together=self._head.sums_together,
+            longest=self._head.rows_per_group,
+        )
         items = []
-        for (run, _), (start, end), inputs in zip(places, spans, arrays, strict=True):
+        for (run, _), (start, end), inputs, (batch, offset), own in zip(
+            places, spans, arrays, batches, aimed, strict=True
+        ):
             weighted = run.job.with_entropies and run.job.backward
             items.append(
                 HeadItem(
@@ -306,17 +322,16 @@ class FusedStep:
                     end=end,
                     adapter=run.job.adapter,
                     gradient=run.gradient,
-                    loss=run.loss,
-                    targets=targets.put(inputs["target_tokens"]),
-                    inputs=run.loss.tensors(inputs, numbers.put),
-                    work=run.work,
+                    batch=batch,
+                    offset=offset,
+                    candidates=targets.put(own) if own.ndim == 2 else None,
                     wants_entropies=run.job.with_entropies and not run.job.backward,
                     entropy_weights=numbers.put(inputs[ENTROPY_WEIGHTS]) if weighted else None,
                 )
             )
         targets.send()
         numbers.send()
-        return items
+        return targets_T, items
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return send(values, dtype, self._device)
