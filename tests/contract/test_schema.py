@@ -98,7 +98,7 @@ def test_a_journal_one_migration_behind_is_brought_along(empty_url: str) -> None
 def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
     make_empty_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinkle.storage.database._FROZEN_AFTER_MS", 100)
+    monkeypatch.setattr("twinkle.storage.database.FROZEN_AFTER_S", 0.1)
     engine = sql_engine(make_empty_database_url("postgres"))
 
     @event.listens_for(engine, "before_cursor_execute")

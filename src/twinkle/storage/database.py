@@ -26,9 +26,11 @@ from twinkle.storage.pipelined import Statements, pipelined
 BUSY_TIMEOUT_S = 30
 _BUSY_PAUSE_S = 0.02
 _CONNECT_TIMEOUT_S = 5
-_FROZEN_AFTER_MS = 5000
+FROZEN_AFTER_S = 5.0
 """A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks. Migrations
-are excepted, by themselves."""
+are excepted, by themselves. What the server does not end by itself, :mod:`twinkle.storage.upkeep.frozen` does."""
+APPLICATION = "twinkle"
+"""What our connections are called in ``pg_stat_activity``."""
 _STEPS_BETWEEN_LOOKS = 100_000
 """Of SQLite's own machine: a few milliseconds."""
 _SQLITE_PRAGMAS = (
@@ -268,6 +270,7 @@ class Database:
                 row_factory=_postgres_rows,
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 options=postgres_options(self.url, self._patience.timeout_s),
+                application_name=APPLICATION,
             )
         return self._open.postgres
 
@@ -315,4 +318,4 @@ def postgres_options(url: str, statement_timeout_s: float | None = None) -> str:
     """Those of the URL, the server's own guard against frozen clients, and how long a statement may take."""
     given = conninfo_to_dict(url).get("options") or ""
     limit = "" if statement_timeout_s is None else f" -c statement_timeout={int(statement_timeout_s * 1000)}ms"
-    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_MS}ms{limit}".strip()
+    return f"{given} -c idle_in_transaction_session_timeout={int(FROZEN_AFTER_S * 1000)}ms{limit}".strip()

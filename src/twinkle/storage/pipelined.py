@@ -4,6 +4,7 @@ What is executed is kept until somebody looks at an answer, then sent with every
 begins the transaction goes with its first statements, what ends it with its last ones, and any number of statements
 that do not need each other's answers costs one journey. Where one fails, nothing behind it is executed, the commit
 neither. Between two journeys the server knows that it waits for us, and ends whoever keeps it waiting with locks held.
+Whoever stops on the way is found by :mod:`twinkle.storage.upkeep.frozen`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.sampling.sampling_sessions import Patience
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
+from twinkle.storage.upkeep.frozen import FrozenClients
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
@@ -228,6 +229,8 @@ def run_housekeeping(settings: Settings) -> int:
     redis_url = settings.redis_url.get_secret_value()
     nudger = Nudger(app, redis_url)
     nudger.start()
+    frozen = FrozenClients(stores.database.url)
+    frozen.start()
     housekeeping = Housekeeping(
         settings=settings,
         stores=stores,
@@ -250,5 +253,6 @@ def run_housekeeping(settings: Settings) -> int:
         without_mingle=True,
     )
     worker.start()
+    frozen.stop()
     nudger.stop()
     return int(worker.exitcode or 0)
