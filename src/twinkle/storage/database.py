@@ -257,7 +257,12 @@ class Database:
             path = Path(self.url.removeprefix("sqlite:///"))
             connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
             connection.row_factory = _sqlite_row
-            apply_pragmas(connection)
+            try:
+                apply_pragmas(connection)
+            except BaseException:
+                # Nobody else would close it before the garbage is looked for.
+                connection.close()
+                raise
             self._patience.watch(connection)
             self._open.sqlite = connection
         return self._open.sqlite
