@@ -8,6 +8,7 @@ And where such a process dies, the run goes on without it: another runs what it 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ class Together(LoadFileScheduling):
         for other in self.assigned_work:
             self._reschedule(other)
         return died_in
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        # Where it has just died, its end is told next, and what it was given dealt out again.
+        with suppress(OSError):
+            super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
         if node not in self.registered_collections:
