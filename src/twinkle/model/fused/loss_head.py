@@ -201,7 +201,7 @@ class LossHead:
         if d_hidden_TH is None:
             return
         del logprobs_nV
-        d_logits_nV = self._d_logits(logits_nV, targets_n, group, parts, d_logprobs)
+        d_logits_nV = self._d_logits(logits_nV, targets_n, group, spans, parts, d_logprobs)
         del logits_nV
         d_rows_nH = self.products.rows.in_float32(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t())
         updates.add_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved)
@@ -214,6 +214,7 @@ class LossHead:
         logits_nV: torch.Tensor,
         targets_n: torch.Tensor,
         group: Sequence[_Piece],
+        spans: Sequence[slice],
         parts: Sequence[_Part],
         d_logprobs: Sequence[torch.Tensor],
     ) -> torch.Tensor:
@@ -228,7 +229,7 @@ class LossHead:
                 for piece, span, of_piece in zip(part.pieces, part.spans, own, strict=True):
                     gradient_nK = of_piece if of_piece.dim() == 2 else of_piece[:, None]
                     _add_targets_(d_logits_nV[span], _targets(piece, targets_n[span]), gradient_nK)
-        for piece, span in zip(group, _spans(group), strict=True):
+        for piece, span in zip(group, spans, strict=True):
             if piece.item.entropy_weights is not None:
                 weights_n = piece.item.entropy_weights[piece.start : piece.end]
                 entropy.add_gradient_(d_logits_nV[span], logits_nV[span], weights_n)
@@ -259,7 +260,7 @@ def _merged(slices: Iterable[slice]) -> list[slice]:
 
 def _taken(values: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
     """These rows, copied only where they do not lie side by side."""
-    return values[slices[0]] if len(slices) == 1 else torch.cat([values[each] for each in slices])
+    return _whole([values[each] for each in slices])
 
 
 def _length(span: slice) -> int:

@@ -28,15 +28,17 @@ def end_frozen(database: Database, *, after_s: float = FROZEN_AFTER_S) -> int:
     Raises:
         StorageUnavailable: The database did not answer.
     """
-    ended = database.read(
+    told = database.read(
         "SELECT pid, pg_terminate_backend(pid) AS is_ended FROM pg_stat_activity"
         " WHERE datname = current_database() AND usename = current_user AND application_name = ?"
         " AND state = 'active' AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
         " AND state_change < clock_timestamp() - make_interval(secs => ?)",
         (APPLICATION, after_s),
     )
-    for row in ended:
-        _log.warning("database.frozen_client_ended", server_pid=row.pid, after_s=after_s, next="its locks are free")
+    # One of them may have ended by itself meanwhile.
+    ended = [row.pid for row in told if row.is_ended]
+    for pid in ended:
+        _log.warning("database.frozen_client_ended", server_pid=pid, after_s=after_s, next="its locks are free")
     return len(ended)
 
 
