@@ -101,7 +101,16 @@ class JobsStruck:
             found = self.stores.jobs.find(job_id, self.tenant)
             return found if found.state.is_final else None
 
-        return wait_for(job, what="the job's end", deadline_s=_DONE_S)
+        try:
+            return wait_for(job, what="the job's end", deadline_s=_DONE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.stand(job_id)}\n{self.served.logs()}") from None
+
+    def stand(self, job_id: str) -> str:
+        """Who holds it, and what was said of it, for a failed test."""
+        (held,) = self.stores.database.read("SELECT * FROM job WHERE id = ?", (job_id,))
+        told = self.stores.jobs.events(job_id, self.tenant)
+        return f"{held} now {SystemClock().now()}, {told[-5:]}"
 
     def results(self, job: Job) -> bytes:
         """What it wrote, under one name for the run, which every job has of its own."""

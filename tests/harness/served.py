@@ -21,7 +21,7 @@ import psutil
 import tinker
 
 from harness.leftovers import close_sdk_clients, sdk_client
-from harness.polling import busyness, wait_for
+from harness.polling import busyness, wait_for, wait_until
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.parent_death import dies_with
@@ -206,11 +206,13 @@ class Served:
         Not in the midst of a write: SQLite's lock would stand still with it, and everybody else would wait for it.
         """
         of_service = psutil.Process(process) if isinstance(process, int) else process
-        with closing(sqlite3.connect(self.home / "journal.db", timeout=60, isolation_level=None)) as journal:
-            journal.execute("BEGIN IMMEDIATE")
-            of_service.suspend()
-            journal.execute("ROLLBACK")
         try:
+            with closing(sqlite3.connect(self.home / "journal.db", timeout=60, isolation_level=None)) as journal:
+                journal.execute("BEGIN IMMEDIATE")
+                of_service.suspend()
+                # The signal takes its time: a thread that still ran would take the lock that is let go here.
+                wait_until(lambda: _stands_still(of_service), what="all threads of a process stand still")
+                journal.execute("ROLLBACK")
             yield
         finally:
             with suppress(psutil.NoSuchProcess):
@@ -247,3 +249,15 @@ class Served:
             return httpx.get(f"{self.url}/api/v1/readyz", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Whether each of its threads has heard of SIGSTOP; one that has ended meanwhile has not."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        try:
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if state != "T":
+            return False
+    return True
