@@ -6,49 +6,37 @@ Shapes: T rows, I inputs, O outputs, R rank.
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from twinkle.core.events import event_log
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraShape
 from twinkle.module.lora_tables import Places, Tables
 from twinkle.module.segmented import Segment
 from twinkle.module.stacked import groups_of
 from twinkle.module.tabled import MOST_MEMBERS, GroupUpdates
-from twinkle.module.varlen import is_quick
+from twinkle.module.tried import own_kernels
 
 MODULE = "twinkle.module.lora_kernels"
-KERNELS_FROM = "triton"
-TOLERANCE = 0.02
-"""Relative, of products in half precision."""
-
-_log = event_log()
 
 
 @cache
 def kernels_for(device_type: str, dtype: torch.dtype) -> Any | None:
     """The kernels, if they run there and are right; where they could and are not, a line in the log says why."""
-    if not is_quick(device_type, dtype):
-        return None
-    reason = f"{KERNELS_FROM} is not installed"
-    if find_spec(KERNELS_FROM) is not None:
-        try:
-            kernels = import_module(MODULE)
-            worst = max(
-                relative_error(kernels, torch.device(device_type), dtype, ranks=(5, 16), num_members=number)
-                for number in range(1, MOST_MEMBERS + 1)
-            )
-        except Exception as error:  # noqa: BLE001 - the border to a compiler, which raises what it likes
-            reason = str(error).partition("\n")[0]
-        else:
-            if worst < TOLERANCE:
-                return kernels
-            reason = f"products are off by {worst:.2g}"
-    _log.warning("device.no_lora_kernels", dtype=str(dtype), reason=reason, next="matrices are stacked, slower")
-    return None
+
+    def worst(kernels: Any) -> float:
+        numbers = range(1, MOST_MEMBERS + 1)
+        device = torch.device(device_type)
+        return max(relative_error(kernels, device, dtype, ranks=(5, 16), num_members=number) for number in numbers)
+
+    return own_kernels(
+        MODULE,
+        worst,
+        device_type=device_type,
+        dtype=dtype,
+        event="device.no_lora_kernels",
+        instead="matrices are stacked, slower",
+    )
 
 
 def relative_error(

@@ -20,7 +20,8 @@ import torch
 
 from twinkle.infra.sending import send
 from twinkle.module.scaled_attention import AttentionForm, attend
-from twinkle.module.varlen import TOLERANCE, Ends, first_right, torch_kernel, ways_to_call
+from twinkle.module.tried import first_right
+from twinkle.module.varlen import NONE, TOLERANCE, Ends, torch_kernel, ways_to_call
 
 PAGE_TOKENS = 256
 """FlashAttention 2 takes multiples of this alone."""
@@ -93,6 +94,7 @@ def _tried(
         dtype=dtype,
         head_size=head_size,
         event="device.no_paged_attention_kernel",
+        none=NONE,
         instead="what lies in pages is laid side by side, or each sequence attended apart, slower",
     )
 

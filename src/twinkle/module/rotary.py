@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from twinkle.core.events import event_log
-from twinkle.module.varlen import is_quick
+from twinkle.module.tried import own_kernels
 
 MODULE = "twinkle.module.rotary_kernels"
-KERNELS_FROM = "triton"
 FUNCTION = "apply_rotary_pos_emb"
 """What models call it."""
-TOLERANCE = 0.02
-"""Relative. The kernel rounds once, most models three times."""
 
 Turn = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-
-_log = event_log()
 
 
 class Rotary(torch.autograd.Function):
@@ -71,19 +63,15 @@ def fuse_rotary(model: torch.nn.Module) -> int:
 @cache
 def kernels_for(device_type: str, dtype: torch.dtype, plain: Turn) -> Any | None:
     """The kernels, if they run there and do what a model's function does; else a line in the log says why."""
-    if not is_quick(device_type, dtype) or find_spec(KERNELS_FROM) is None:
-        return None
-    try:
-        kernels = import_module(MODULE)
-        worst = relative_error(kernels, plain, torch.device(device_type), dtype)
-    except Exception as error:  # noqa: BLE001 - the border to a compiler, and to functions of any signature
-        reason = str(error).partition("\n")[0]
-    else:
-        if worst < TOLERANCE:
-            return kernels
-        reason = f"turned values are off by {worst:.2g}"
-    _log.info("device.no_rotary_kernel", function=plain.__module__, reason=reason, next="turned as the model does")
-    return None
+    return own_kernels(
+        MODULE,
+        lambda kernels: relative_error(kernels, plain, torch.device(device_type), dtype),
+        device_type=device_type,
+        dtype=dtype,
+        event="device.no_rotary_kernel",
+        instead="queries and keys are turned as the model does",
+        function=plain.__module__,
+    )
 
 
 def relative_error(kernels: Any, plain: Turn, device: torch.device, dtype: torch.dtype) -> float:

@@ -10,25 +10,21 @@ Shapes: H query heads, G key/value heads, T packed tokens (of queries, or of key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
-from twinkle.core.events import event_log
 from twinkle.infra.sending import send
 from twinkle.module.scaled_attention import AttentionForm, attend
-
-_log = event_log()
-
-KernelT = TypeVar("KernelT")
+from twinkle.module.tried import first_right, is_quick
 
 MODULE = "torch.nn.attention.varlen"
-HALF = (torch.bfloat16, torch.float16)
+NONE = f"torch {torch.__version__} has no {MODULE}"
 TOLERANCE = 0.05
 """Of values about 1 in half precision."""
 
@@ -140,36 +136,9 @@ def _tried(device_type: str, dtype: torch.dtype, head_size: int, is_shared: bool
         dtype=dtype,
         head_size=head_size,
         event="device.no_packed_attention_kernel",
+        none=NONE,
         instead="sequences are attended one by one, slower",
     )
-
-
-def first_right(
-    kernels: Iterable[KernelT],
-    failure_of: Callable[[KernelT], Exception | None],
-    *,
-    device_type: str,
-    dtype: torch.dtype,
-    head_size: int,
-    event: str,
-    instead: str,
-) -> KernelT | None:
-    """The first that does not fail; where none is right though there could be one, a line in the log says why."""
-    failures = []
-    for kernel in kernels:
-        failure = failure_of(kernel)
-        if failure is None:
-            return kernel
-        failures.append(str(failure).partition("\n")[0])  # What torch says, without its stack.
-    if is_quick(device_type, dtype):
-        reasons = list(dict.fromkeys(failures)) or [f"torch {torch.__version__} has no {MODULE}"]
-        _log.warning(event, head_size=head_size, dtype=str(dtype), reasons=reasons, next=instead)
-    return None
-
-
-def is_quick(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether there are kernels for such numbers at all."""
-    return device_type == "cuda" and dtype in HALF
 
 
 def torch_kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:

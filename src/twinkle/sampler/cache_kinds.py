@@ -11,7 +11,8 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import Segment
 from twinkle.module.paged_varlen import PAGE_TOKENS, paged_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
-from twinkle.module.varlen import is_quick, kernel_for
+from twinkle.module.tried import is_quick
+from twinkle.module.varlen import kernel_for
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.caches import Cache, Caches, CachingAttention, Piece, bytes_of_states
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from harness.paged_kernel import PagedFunction
 from harness.varlen_kernel import VarlenKernel
-from twinkle.module import paged_varlen, varlen
+from twinkle.module import paged_varlen
+from twinkle.module import tried as trying
 from twinkle.module.paged_varlen import PagedKernel
 from twinkle.module.scaled_attention import AttentionForm
 
@@ -55,7 +56,7 @@ class TakesPagesInOrder(PagedFunction):
 
 def tried(function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **asked: bool) -> PagedKernel | None:
     monkeypatch.setattr(paged_varlen, "torch_kernel", lambda device_type, dtype: function)
-    monkeypatch.setattr(varlen, "is_quick", lambda device_type, dtype: True)
+    monkeypatch.setattr(trying, "is_quick", lambda device_type, dtype: True)
     asked = {"is_shared": True, "is_windowed": False, **asked}
     found: PagedKernel | None = paged_varlen._tried.__wrapped__("cpu", torch.float32, SIZE, **asked)
     return found
