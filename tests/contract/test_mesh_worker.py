@@ -580,8 +580,12 @@ def test_outcomes_that_the_journal_will_never_take_end_their_operations_at_the_f
     worker.drain(batches=1)
     worker.journal.before_commit = lambda: bench.rows("SELECT hat FROM operation")
 
-    _drain_with_pauses(worker)
+    with capture_logs() as lines:
+        _drain_with_pauses(worker)
 
+    (told, *_) = [line for line in lines if line["event"] == "operation.failed"]
+    assert (told["op"], told["tenant"], told["attempt"]) == ("a:req:1", "t0", 1)
+    assert (told["reason"], told["category"]) == (StatementFailed.code, "server")
     failure = bench.status("a", 1).failure
     assert failure is not None and failure.code == StatementFailed.code
     assert "incident" in failure.message and "SELECT" not in failure.message

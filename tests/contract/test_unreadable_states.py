@@ -109,7 +109,7 @@ def test_an_adapter_that_cannot_be_parked_leaves_all_the_same_and_is_made_anew(
         worker.drain()
 
     _assert_as_one_by_one(bench, worker, runs)
-    left = [line for line in lines if line["event"] == "adapter.not_parked"]
+    left = [line for line in lines if line["event"] == "adapter.not_copied"]
     assert left and all(line["log_level"] == "error" and line["exc_info"] is BROKEN for line in left)
 
 

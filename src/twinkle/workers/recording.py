@@ -21,7 +21,7 @@ from twinkle.storage.journal.executing import Committed
 from twinkle.storage.journal.journal import Journal
 from twinkle.wire.training_result import encode_forward_backward_output
 from twinkle.workers.adapters.residents import Residents
-from twinkle.workers.endings import Endings, Execution
+from twinkle.workers.endings import Endings, Execution, facts_of
 from twinkle.workers.engine import State
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.report import OperationReporter
@@ -271,9 +271,9 @@ def _condemn(execution: Execution, outcomes: list[Outcome], error: Exception) ->
     incident = secrets.token_hex(4)
     _log.error("commit.refused", error=str(error), incident=incident, exc_info=error)
     for each in outcomes:
-        facts = {"op": each.request_id, "kind": each.kind.value, "adapter": each.lane, "seq": each.seq}
+        claim, _ = execution.begun[each.request_id]
         reason = {"reason": StatementFailed.code, "category": FailureCategory.SERVER.value, "incident": incident}
-        _log.warning("operation.failed", **facts, **reason)
+        _log.warning("operation.failed", **facts_of(claim), **reason)
     failure = Failure(
         message=f"internal error, incident {incident}", category=FailureCategory.SERVER, code=StatementFailed.code
     )

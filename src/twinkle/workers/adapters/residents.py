@@ -296,7 +296,7 @@ class Residents(Generic[State]):
         try:
             data = self._engine.snapshot(resident.state)
         except Exception as error:  # noqa: BLE001 - the border: nobody who comes to the device has to do with it
-            _log.error("adapter.not_parked", **facts, error=str(error), next="it is made anew", exc_info=error)
+            _log.error("adapter.not_copied", **facts, error=str(error), next="it is made anew", exc_info=error)
             return
         _log.info("adapter.parked", **facts)
         for name, left in self._parked.put(adapter, ParkedAdapter(data, resident.coverage)):
