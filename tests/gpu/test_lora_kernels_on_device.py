@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from twinkle.module import rotary
+from twinkle.module import gated, rotary
 from twinkle.module.lora_check import kernels_for, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -29,3 +29,10 @@ def test_queries_and_keys_are_turned_as_models_turn_them(dtype: torch.dtype) -> 
     kernels = rotary.kernels_for("cuda", dtype, apply_rotary_pos_emb)
     assert kernels is not None
     assert rotary.relative_error(kernels, apply_rotary_pos_emb, torch.device("cuda"), dtype) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gates_are_multiplied_as_models_multiply_them(dtype: torch.dtype) -> None:
+    kernels = gated.kernels_for("cuda", dtype)
+    assert kernels is not None
+    assert gated.relative_error(kernels, torch.device("cuda"), dtype) < 0.01

@@ -112,6 +112,8 @@ def counted_model(
     patch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: kernels)
     turning = UncomputedKernels(launched, ("turn",))
     patch.setattr("twinkle.module.rotary.kernels_for", lambda device_type, dtype, plain: turning)
+    gating = UncomputedKernels(launched, ("gate", "gate_back"))
+    patch.setattr("twinkle.module.gated.kernels_for", lambda device_type, dtype: gating)
     patch.setattr("twinkle.module.norms.functional.rms_norm", lambda x, *rest: _Norm.apply(x, launched))
     model, _ = valueless_model(config, patch)
     return model, lambda: Launches(launched)

@@ -9,6 +9,7 @@ import torch
 from twinkle.module.compressed_attention import prepare_deepseek_v4
 from twinkle.module.deepstack import prepare_deepstack
 from twinkle.module.delta_net import pack_delta_nets
+from twinkle.module.gated import fuse_gates
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.mamba import pack_mamba_layers
 from twinkle.module.norms import fuse_norms
@@ -36,4 +37,5 @@ def prepare_layers(model: Any, served: Any, device: torch.device, product: RowPr
     else:
         fuse_norms(served)
         fuse_rotary(served)
+        fuse_gates(served)
     return state_bytes
