@@ -152,18 +152,31 @@ def test_the_setting_overrides_and_nothing_is_measured(model: Path, monkeypatch:
     assert engine.capabilities.threads == torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize(("seconds_a_token", "num_tokens"), [(1e-6, 256), (1e-3, 50), (1.0, 8)])
+@pytest.mark.parametrize(
+    ("seconds_a_pass", "seconds_a_token", "num_tokens"),
+    [
+        pytest.param(0.0, 1e-6, 64, id="a small model"),
+        pytest.param(0.0, 3e-3, 32, id="a larger one"),
+        # By what a token of a short pass takes it would be ten.
+        pytest.param(0.045, 5e-4, 64, id="one whose passes take long however short they are"),
+        pytest.param(0.0, 1.0, 8, id="a large one"),
+    ],
+)
 def test_as_many_tokens_are_timed_as_take_a_moment(
-    model: Path, seconds_a_token: float, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+    model: Path, seconds_a_pass: float, seconds_a_token: float, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
     timer = timed_passes.PassTimer(plain, ALONE)
     assert timer(1) > 0
-    monkeypatch.setattr(timed_passes.PassTimer, "__call__", lambda timer, threads: seconds_a_token * timer._num_tokens)
+
+    def seconds(timer: timed_passes.PassTimer, threads: int) -> float:
+        return seconds_a_pass + seconds_a_token * timer._num_tokens
+
+    monkeypatch.setattr(timed_passes.PassTimer, "__call__", seconds)
 
     timer.fit(1)
 
-    assert timer._num_tokens == pytest.approx(num_tokens, abs=1)
+    assert timer._num_tokens == num_tokens
 
 
 def trained_and_sampled(model: Path, threads: int) -> tuple[bytes, list[bytes]]:

@@ -13,8 +13,9 @@ from twinkle.model.loading import decoder_of
 from twinkle.workers.engines.threads import kind_of_cpu, measure_threads, thread_limit
 
 _FEWEST_TIMED_TOKENS = 8
-_MOST_TIMED_TOKENS = 256
-_TIMED_PASS_S = 0.05
+_MOST_TIMED_TOKENS = 64
+"""A short sequence's. With more a small model gains from threads where nothing else runs, and loses in service."""
+_TIMED_PASS_S = 0.07
 
 _log = structlog.get_logger()
 
@@ -28,10 +29,14 @@ class PassTimer:
         self._num_tokens = _FEWEST_TIMED_TOKENS
 
     def fit(self, threads: int) -> None:
-        """Time passes of as many tokens as take a moment, and no more than a batch has."""
+        """Time passes of as many tokens as take a moment, and no more than a short sequence has.
+
+        A pass of few tokens takes nearly as long, and shows less of what threads are worth with many tenants: so their
+        number is doubled, not reckoned by what a token of a short pass takes.
+        """
         self(threads)
-        per_token_s = self(threads) / self._num_tokens
-        self._num_tokens = min(max(int(_TIMED_PASS_S / per_token_s), _FEWEST_TIMED_TOKENS), _MOST_TIMED_TOKENS)
+        while self(threads) < _TIMED_PASS_S and self._num_tokens < _MOST_TIMED_TOKENS:
+            self._num_tokens *= 2
 
     def __call__(self, threads: int) -> float:
         """The seconds of one pass with so many threads, which stay set."""
