@@ -10,25 +10,13 @@ import pytest
 import torch
 
 from harness.families import FAMILIES
+from harness.fused_pass import one_pass
 from harness.gated_kernels import GatedKernels
 from twinkle.model.fused import layers
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.training import TrainJob
 from twinkle.module.gated import BLOCK, Gate, fuse_gates, relative_error
-from twinkle.module.lora import LoraConfig
 
 CPU = torch.device("cpu")
-
-
-def train(model: FusedLoraModel, make_datum: Callable[..., Any]) -> tuple[np.ndarray, torch.Tensor]:
-    adapter = model.create_adapter(LoraConfig(rank=4, seed=1))
-    for pair in adapter.views.values():
-        pair.b.fill_(0.02)
-    adapter.publish()
-    rng = np.random.default_rng(3)
-    data = tuple(make_datum(rng, length) for length in (7, 12))
-    (outcome,) = model.forward_backward([TrainJob(adapter, data, "cross_entropy")])
-    return np.concatenate(outcome.logprobs), adapter.grad
 
 
 @pytest.mark.parametrize("kernel", ["gate", "gate_back"])
@@ -83,7 +71,7 @@ def test_a_model_computes_the_same_with_its_gates_multiplied_at_once(
     make_datum: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = train(load_model(family), make_datum)
+    expected = one_pass(load_model(family), make_datum)
     kernels = GatedKernels()
     monkeypatch.setattr("twinkle.module.gated.kernels_for", lambda device_type, dtype: kernels)
     fused: list[int] = []
@@ -96,7 +84,7 @@ def test_a_model_computes_the_same_with_its_gates_multiplied_at_once(
     else:
         assert num_fused == num_per_layer * FAMILIES[family]().num_hidden_layers
     before = kernels.gate.num_calls, kernels.gate_back.num_calls
-    found = train(model, make_datum)
+    found = one_pass(model, make_datum)
     assert (kernels.gate.num_calls - before[0], kernels.gate_back.num_calls - before[1]) == (num_fused, num_fused)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-4)

@@ -12,10 +12,9 @@ from transformers.models.glm4 import modeling_glm4
 from transformers.models.llama import modeling_llama
 
 from harness.families import FAMILIES
+from harness.fused_pass import one_pass
 from harness.rotary_kernels import RotaryKernels
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.training import TrainJob
-from twinkle.module.lora import LoraConfig
 from twinkle.module.rotary import fuse_rotary, relative_error
 
 CPU = torch.device("cpu")
@@ -28,17 +27,6 @@ def found_out(device_type: str, dtype: torch.dtype, plain: Any, kernels: RotaryK
         return kernels if relative_error(kernels, plain, CPU, torch.float32) < 1e-5 else None
     except (TypeError, RuntimeError):
         return None
-
-
-def train(model: FusedLoraModel, make_datum: Callable[..., Any]) -> tuple[np.ndarray, torch.Tensor]:
-    adapter = model.create_adapter(LoraConfig(rank=4, seed=1))
-    for pair in adapter.views.values():
-        pair.b.fill_(0.02)
-    adapter.publish()
-    rng = np.random.default_rng(3)
-    data = tuple(make_datum(rng, length) for length in (7, 12))
-    (outcome,) = model.forward_backward([TrainJob(adapter, data, "cross_entropy")])
-    return np.concatenate(outcome.logprobs), adapter.grad
 
 
 def test_the_kernel_is_told_from_one_that_turns_another_way() -> None:
@@ -58,13 +46,13 @@ def test_a_model_computes_the_same_with_its_queries_and_keys_turned_at_once(
     make_datum: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = train(load_model(family), make_datum)
+    expected = one_pass(load_model(family), make_datum)
     kernels = RotaryKernels()
     monkeypatch.setattr("twinkle.module.rotary.kernels_for", lambda *given: found_out(*given, kernels=kernels))
     model = FusedLoraModel.from_pretrained(str(base_dirs(family)))
     assert fuse_rotary(model.module) == FAMILIES[family]().num_hidden_layers
     before = kernels.turn.num_calls
-    found = train(model, make_datum)
+    found = one_pass(model, make_datum)
     assert kernels.turn.num_calls == before + 2 * FAMILIES[family]().num_hidden_layers
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-4)
@@ -82,6 +70,6 @@ def test_what_a_model_turns_in_another_way_or_in_part_is_left_to_it(
     monkeypatch.setattr("twinkle.module.rotary.kernels_for", lambda *given: found_out(*given, kernels=kernels))
     model = FusedLoraModel.from_pretrained(str(base_dirs(family)))
     fuse_rotary(model.module)
-    expected, found = train(load_model(family), make_datum), train(model, make_datum)
+    expected, found = one_pass(load_model(family), make_datum), one_pass(model, make_datum)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-4)
