@@ -16,8 +16,8 @@ from transformers.activations import ACT2FN
 from twinkle.module.tried import own_kernels
 
 MODULE = "twinkle.module.gated_kernels"
-SILU = ("silu", "swish")
-"""What configurations call it."""
+SILU = tuple(type(ACT2FN[name]) for name in ("silu", "swish"))
+"""What models have for it, by what configurations call it."""
 BLOCK = 1024
 """Values of a program."""
 
@@ -96,7 +96,7 @@ def _is_usual(module: torch.nn.Module) -> bool:
         return False
     code, usual = forward.__code__, _usual_forward.__code__
     is_same = (code.co_code, code.co_names) == (usual.co_code, usual.co_names)
-    return is_same and any(type(module.act_fn) is type(ACT2FN[name]) for name in SILU)
+    return is_same and type(module.act_fn) in SILU
 
 
 def _usual_forward(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -157,7 +157,7 @@ def test_the_setting_overrides_and_nothing_is_measured(model: Path, monkeypatch:
     [
         pytest.param(0.0, 1e-6, 64, id="a small model"),
         pytest.param(0.0, 3e-3, 32, id="a larger one"),
-        # By what a token of a short pass takes it would be ten.
+        # By what a token of a short pass takes it would be eleven.
         pytest.param(0.045, 5e-4, 64, id="one whose passes take long however short they are"),
         pytest.param(0.0, 1.0, 8, id="a large one"),
     ],
