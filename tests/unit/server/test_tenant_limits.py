@@ -103,12 +103,16 @@ def test_training_above_the_rate_is_accepted_and_waits_and_says_why(limited: Api
         model_input=tinker.ModelInput.from_ints([1] * 16),
         loss_fn_inputs={"target_tokens": tinker.TensorData(data=[1] * 16, dtype="int64", shape=[16])},
     )
-    futures = [client.forward_backward([datum], "cross_entropy") for _ in range(2)]
-    futures[0].result()
     model_id = str(client.model_id)
     with limited.http(key) as http:
+        second = f"{limited.url}/api/native/v1/futures/{model_id}:req:2"
+        with limited.worker.paused():
+            futures = [client.forward_backward([datum], "cross_entropy") for _ in range(2)]
+            # The client sends each from a thread of its own: the first is only answered once the second is there.
+            wait_for(lambda: http.get(second).status_code == 200, what="the second step's acceptance")
+        futures[0].result()
         pending = http.post("/retrieve_future", json={"request_id": f"{model_id}:req:2"})
-        standing = http.get(f"{limited.url}/api/native/v1/futures/{model_id}:req:2").json()
+        standing = http.get(second).json()
 
     assert pending.status_code == 408
     assert pending.json()["queue_state"] == "paused_rate_limit"
