@@ -20,8 +20,18 @@ from twinkle.core.settings import Settings
 from twinkle.infra.rank_group import ALONE
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.wire.sampling import parse_sample
+from twinkle.workers.engines import threads as threads_module
 from twinkle.workers.engines import timed_passes
-from twinkle.workers.engines.threads import candidates, kind_of_cpu, measure_threads, thread_limit, usable_cores
+from twinkle.workers.engines.threads import (
+    FREE,
+    candidates,
+    free_cores,
+    kind_of_cpu,
+    measure_threads,
+    thread_limit,
+    usable_cores,
+    wait_for_cores,
+)
 from twinkle.workers.engines.transformers_engine import TransformersEngine
 
 
@@ -71,6 +81,61 @@ def test_one_disturbed_pass_decides_nothing() -> None:
     passes = Passes(lambda threads: disturbed.pop() if threads == 1 and disturbed else 0.01 * threads)
 
     assert measure_threads(passes, 4).threads == 1
+
+
+def test_a_second_that_began_disturbed_decides_by_its_quiet_end() -> None:
+    disturbed = [0.1] * 4
+    passes = Passes(lambda threads: disturbed.pop() if threads == 2 and disturbed else 0.01 / threads)
+
+    assert measure_threads(passes, 2).threads == 2
+
+
+def test_cores_are_waited_for_until_they_are_free_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [0.3, 1.2, 1.9, 2.0]
+    monkeypatch.setattr(threads_module, "free_cores", lambda seconds: looks.pop(0))
+
+    assert wait_for_cores(2)
+    assert looks == [2.0]
+
+    monkeypatch.setattr(threads_module, "free_cores", lambda seconds: 1.7)
+    assert not wait_for_cores(2)
+
+
+def test_cores_that_others_use_are_not_free() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    spin = "import os, sys; os.sched_setaffinity(0, {{{}}}); print(flush=True)\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spin.format(core)], stdout=subprocess.PIPE) for core in cores]
+    try:
+        for process in busy:
+            assert process.stdout is not None and process.stdout.readline()
+        assert free_cores(0.5) < FREE * len(cores)
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+
+
+def test_passes_are_timed_once_cores_are_free_and_by_one_thread_not_at_all(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = transformers.AutoModelForCausalLM.from_pretrained(model)
+    said: list[object] = []
+    limit = 2
+    monkeypatch.setattr(timed_passes, "thread_limit", lambda ranks: limit)
+    monkeypatch.setattr(timed_passes, "wait_for_cores", lambda number: said.append(f"{number} free") or True)
+
+    def time_pass(timer: timed_passes.PassTimer, threads: int) -> float:
+        said.append(threads)
+        return 1.0
+
+    monkeypatch.setattr(timed_passes.PassTimer, "__call__", time_pass)
+    timed_passes.choose_threads(plain, ALONE)
+    assert said[0] == "2 free" and {*said[1:]} == {1, 2}
+
+    said.clear()
+    limit = 1
+    timed_passes.choose_threads(plain, ALONE)
+    assert said == [] and torch.get_num_threads() == 1
 
 
 def test_a_large_model_is_not_timed_with_numbers_that_can_only_be_slower() -> None:
@@ -134,6 +199,7 @@ def test_an_engine_measures_once_and_computes_with_what_was_quickest(
 ) -> None:
     passes = Passes(lambda threads: 0.01 / threads)
     monkeypatch.setattr(timed_passes, "thread_limit", lambda ranks: 2)
+    monkeypatch.setattr(timed_passes, "wait_for_cores", lambda number: True)
     monkeypatch.setattr(timed_passes.PassTimer, "__call__", lambda timer, threads: passes(threads))
 
     engine = TransformersEngine.from_settings(Settings(model=str(model)))

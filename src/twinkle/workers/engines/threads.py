@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import structlog
 
 from twinkle.core.mesh import MeshCapabilities
@@ -22,13 +24,18 @@ from twinkle.core.settings import Settings
 from twinkle.storage.journal.meshes import Meshes
 
 BUDGET_S = 1.0
-"""What measuring may take, unless a single pass with each number takes longer."""
-ROUNDS = 3
+"""What measuring takes, unless a single pass with each number takes longer."""
 HOPELESS = 1.5
 """So many times the quickest: with fewer threads still, a large model would only be slower."""
 WORTH = 0.8
 """More threads must be this much quicker. They are timed alone; in service API, broker and clients want cores as well,
 and a pass waits for whichever of its threads was made to wait. What the additional ones take, others do not have."""
+LOOK_S = 0.5
+"""How long cores are looked at before they count as free."""
+FREE = 0.9
+"""So much of the cores must be: something always runs."""
+MOST_WAIT_S = 15.0
+"""At a service's first start API, housekeeping and jobs worker start beside the worker, and take about as long."""
 MAX_RECORDS = 16
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
@@ -47,14 +54,14 @@ class ThreadTimes:
 
 
 def measure_threads(time_pass: TimePass, limit: int) -> ThreadTimes:
-    """Find the number of threads, ``limit`` at most, with which a pass is quickest: the best of some times of each.
+    """Find the number of threads, ``limit`` at most, with which a pass is quickest: the best of all times of each.
 
     Ranks that measure together come to the same number if ``time_pass`` gives all of them the same times.
     """
     best: dict[int, float] = {}
     numbers = candidates(limit)
     spent_s = 0.0
-    for _ in range(ROUNDS):
+    while spent_s <= BUDGET_S:
         for threads in list(numbers):
             seconds = time_pass(threads)
             spent_s += seconds
@@ -62,8 +69,6 @@ def measure_threads(time_pass: TimePass, limit: int) -> ThreadTimes:
             if spent_s > BUDGET_S and seconds > HOPELESS * min(best.values()):
                 numbers = [number for number in numbers if number in best]
                 break
-        if spent_s > BUDGET_S:
-            break
     quickest = min(best.values())
     return ThreadTimes(min(threads for threads, seconds in best.items() if seconds * WORTH <= quickest), best)
 
@@ -72,6 +77,35 @@ def candidates(limit: int) -> list[int]:
     """1, 2, 4, ... and the limit itself, the most threads first: with those a large model is measured soonest."""
     powers = {1 << exponent for exponent in range(limit.bit_length())}
     return sorted({number for number in powers if number <= limit} | {limit}, reverse=True)
+
+
+def wait_for_cores(number: int, *, most_s: float = MOST_WAIT_S) -> bool:
+    """Wait until so many cores are free, so that what is timed on them is not what others do; false if they never were.
+
+    Two threads wait for each other: with another process on one of two cores they can be slower than one, and quicker
+    once it is done.
+    """
+    waited_s = 0.0
+    while waited_s < most_s:
+        if free_cores(LOOK_S) >= FREE * number:
+            return True
+        waited_s += LOOK_S
+    return False
+
+
+def free_cores(seconds: float) -> float:
+    """How many of the cores that this process may run on nobody used, meanwhile, while it slept."""
+    before = _idle_s()
+    started = time.monotonic()
+    time.sleep(seconds)
+    return (_idle_s() - before) / (time.monotonic() - started)
+
+
+def _idle_s() -> float:
+    cores = psutil.cpu_times(percpu=True)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    # A core that waits for a disk computes nothing; only Linux tells.
+    return sum(times.idle + getattr(times, "iowait", 0.0) for core, times in enumerate(cores) if core in usable)
 
 
 def thread_limit(ranks: int, *, cores: int | None = None) -> int:

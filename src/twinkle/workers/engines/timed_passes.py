@@ -10,7 +10,7 @@ import torch
 
 from twinkle.infra.rank_group import RankGroup
 from twinkle.model.loading import decoder_of
-from twinkle.workers.engines.threads import kind_of_cpu, measure_threads, thread_limit
+from twinkle.workers.engines.threads import kind_of_cpu, measure_threads, thread_limit, wait_for_cores
 
 _FEWEST_TIMED_TOKENS = 8
 _MOST_TIMED_TOKENS = 64
@@ -55,9 +55,14 @@ def choose_threads(model: Any, ranks: RankGroup) -> None:
     if model.device.type != "cpu":
         torch.set_num_threads(min(limit, torch.get_num_threads()))
         return
+    if limit == 1:
+        torch.set_num_threads(1)
+        return
+    # The first looks for all: the others wait for what it says, and take no core meanwhile.
+    was_quiet = ranks.gather(ranks.rank > 0 or wait_for_cores(limit * ranks.size))[0]
     time_pass = PassTimer(model, ranks)
     time_pass.fit(limit)
     times = measure_threads(time_pass, limit)
     torch.set_num_threads(times.threads)
     figures = ", ".join(f"{threads}: {1000 * seconds:.2f} ms" for threads, seconds in sorted(times.seconds.items()))
-    _log.info("threads.measured", threads=times.threads, passes=figures, cpu=kind_of_cpu())
+    _log.info("threads.measured", threads=times.threads, passes=figures, cpu=kind_of_cpu(), undisturbed=was_quiet)
