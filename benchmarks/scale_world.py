@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psycopg
 
-from twinkle.cli.broker import answers, prepare_broker
+from twinkle.cli.embedded.broker import answers, prepare_broker
 from twinkle.core.clock import SystemClock
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease, ProcessIdentity

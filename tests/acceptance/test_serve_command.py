@@ -20,7 +20,7 @@ from harness.hub_world import make_hub_world
 from harness.models import make_text_model
 from harness.polling import busyness, wait_for
 from harness.served import PARTS, TWINKLE, Served
-from twinkle.cli.broker import answers
+from twinkle.cli.embedded.broker import answers
 
 BACK_WITHIN_S = 30.0
 GONE_WITHIN_S = 15.0

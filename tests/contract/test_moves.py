@@ -21,8 +21,8 @@ from harness.operations import (
     submit_run,
 )
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
-from twinkle.cli.meshes import add_mesh, drain_mesh, list_meshes, move_run, remove_mesh
-from twinkle.cli.stack import parse_meshes
+from twinkle.cli.embedded.stack import parse_meshes
+from twinkle.cli.operator.meshes import add_mesh, drain_mesh, list_meshes, move_run, remove_mesh
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, MeshUnavailable, NotFound, TransientError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState

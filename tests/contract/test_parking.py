@@ -12,7 +12,7 @@ from harness.clock import HandClock
 from harness.journal import Bench
 from harness.operations import forward_backward, optim_step, replayed, submit_run
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
-from twinkle.cli.runs import list_runs, pin_run
+from twinkle.cli.operator.runs import list_runs, pin_run
 from twinkle.core.errors import NotFound
 from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention

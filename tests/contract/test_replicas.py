@@ -10,8 +10,8 @@ from harness.clock import HandClock
 from harness.journal import MESH, Bench, identity, submission
 from harness.operations import forward_backward, optim_step, submit_run
 from harness.worker import MakeWorker, WorkerRig
-from twinkle.cli.replicas import Replicas
-from twinkle.cli.stack import parse_meshes
+from twinkle.cli.embedded.replicas import Replicas
+from twinkle.cli.embedded.stack import parse_meshes
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.scheduler.placement import spread

@@ -12,7 +12,7 @@ from harness.clock import HandClock
 from harness.journal import Bench, new_adapter, submission
 from harness.operations import Request, forward_backward, optim_step, save, submit_run
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
-from twinkle.cli.runs import list_runs
+from twinkle.cli.operator.runs import list_runs
 from twinkle.core.errors import InvalidInput, LimitReached, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState

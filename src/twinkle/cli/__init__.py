@@ -11,11 +11,11 @@ from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.cli.app import main
-    from twinkle.cli.script_arguments import CLI, Args
+    from twinkle.cli.arguments.script import CLI, Args
 
 __all__ = ["CLI", "Args", "main"]
 
 __getattr__ = lazy_attributes(
     __name__,
-    {"CLI": "twinkle.cli.script_arguments", "Args": "twinkle.cli.script_arguments", "main": "twinkle.cli.app"},
+    {"CLI": "twinkle.cli.arguments.script", "Args": "twinkle.cli.arguments.script", "main": "twinkle.cli.app"},
 )

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
-from twinkle.cli.files import files
+from twinkle.cli.files.commands import files
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of, settings_of_service
 from twinkle.cli.groups import data, keys, runs, tokens
-from twinkle.cli.jobs import jobs
+from twinkle.cli.jobs.commands import jobs
+from twinkle.cli.jobs.export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
+from twinkle.cli.jobs.options import ServerFlag
+from twinkle.cli.jobs.submit import submit
 from twinkle.cli.mesh_groups import meshes
 from twinkle.cli.operator_groups import ops, tenants
-from twinkle.cli.submit import submit
-from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
-from twinkle.cli.submit_options import ServerFlag
 from twinkle.core.errors import TwinkleError
 from twinkle.core.lazy import without_collector
 
@@ -95,7 +95,7 @@ def serve(
             "`twinkle serve` does not run on Windows (Celery has no process pool there); use WSL, or the compose file"
         )
     with without_collector():
-        from twinkle.cli.serve import run
+        from twinkle.cli.embedded.serve import run
 
     settings = settings_of(
         home=home,
@@ -241,7 +241,7 @@ def export(
 
     twinkle export tinker://0b1c.../weights/best --merged --to ./my-model
     """
-    from twinkle.cli.exporting import Export, run_export
+    from twinkle.cli.jobs.exporting import Export, run_export
 
     chosen = {
         "peft": peft,
@@ -292,7 +292,7 @@ def status(
 
     twinkle status --home .twinkle
     """
-    from twinkle.cli.status import is_alive, show_status
+    from twinkle.cli.operator.status import is_alive, show_status
 
     settings = settings_of(home=home)
     if alive is not None:
@@ -311,7 +311,7 @@ def top(
 
     twinkle top --once
     """
-    from twinkle.cli.top import show_top
+    from twinkle.cli.operator.top import show_top
 
     show_top(settings_of(home=home), every_s=every_s, once=once, as_json=as_json)
 
@@ -331,7 +331,7 @@ def orphans(
 
     twinkle orphans --delete
     """
-    from twinkle.cli.orphans import show_orphans
+    from twinkle.cli.operator.orphans import show_orphans
 
     show_orphans(settings_of(home=home), older_than_days=older_than_days, delete=delete, as_json=as_json)
 
@@ -342,7 +342,7 @@ def vacuum(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 
     twinkle vacuum --home .twinkle
     """
-    from twinkle.cli.vacuum import vacuum_journal
+    from twinkle.cli.operator.vacuum import vacuum_journal
 
     vacuum_journal(settings_of(home=home), as_json=as_json)
 
@@ -363,7 +363,7 @@ def audit(
 
     twinkle audit --tenant alice --event apikey --days 30
     """
-    from twinkle.cli.audit import show_audit
+    from twinkle.cli.operator.audit import show_audit
 
     show_audit(settings_of(home=home), tenant=tenant, event=event, actor=actor, days=days, limit=limit, as_json=as_json)
 

@@ -36,7 +36,7 @@ def settings_of(**flags: object) -> Settings:
 
 def settings_of_service(**flags: object) -> Settings:
     """The same for a process of the service: what it writes, the embedded home too, is for its owner's eyes only."""
-    from twinkle.cli.home import keep_private
+    from twinkle.cli.embedded.home import keep_private
 
     keep_private()
     return settings_of(**flags)

@@ -36,7 +36,7 @@ def keys_create(
 
     twinkle keys create --tenant alice --name dashboard --scopes read --days 90
     """
-    from twinkle.cli.keys import create_key
+    from twinkle.cli.operator.keys import create_key
 
     create_key(settings_of(home=home), tenant=tenant, name=name, scopes=scopes, days=days)
 
@@ -51,7 +51,7 @@ def keys_list(
 
     twinkle keys list --tenant alice --json
     """
-    from twinkle.cli.keys import list_keys
+    from twinkle.cli.operator.keys import list_keys
 
     list_keys(settings_of(home=home), tenant=tenant, as_json=as_json)
 
@@ -62,7 +62,7 @@ def keys_show(key: KeyArgument, home: HomeFlag = None, as_json: JsonFlag = False
 
     twinkle keys show 3f2a
     """
-    from twinkle.cli.keys import show_key
+    from twinkle.cli.operator.keys import show_key
 
     show_key(settings_of(home=home), key, as_json=as_json)
 
@@ -73,7 +73,7 @@ def keys_revoke(key: KeyArgument, home: HomeFlag = None) -> None:
 
     twinkle keys revoke 3f2a
     """
-    from twinkle.cli.keys import revoke_key
+    from twinkle.cli.operator.keys import revoke_key
 
     revoke_key(settings_of(home=home), key)
 
@@ -88,7 +88,7 @@ def keys_rotate(
 
     twinkle keys rotate 3f2a --grace-hours 24
     """
-    from twinkle.cli.keys import rotate_key
+    from twinkle.cli.operator.keys import rotate_key
 
     rotate_key(settings_of(home=home), key, grace_hours=grace_hours)
 
@@ -103,7 +103,7 @@ def runs_list(
 
     twinkle runs list --limit 50
     """
-    from twinkle.cli.runs import list_runs
+    from twinkle.cli.operator.runs import list_runs
 
     list_runs(settings_of(home=home), limit=limit, as_json=as_json)
 
@@ -119,7 +119,7 @@ def runs_show(
 
     twinkle runs show 0b1c...:train:0
     """
-    from twinkle.cli.runs import show_run
+    from twinkle.cli.operator.runs import show_run
 
     show_run(settings_of(home=home), run, num_steps=steps, as_json=as_json)
 
@@ -140,7 +140,7 @@ def runs_fork(
 
     twinkle runs fork 0b1c...:train:0 --at 100
     """
-    from twinkle.cli.runs import fork_run
+    from twinkle.cli.operator.runs import fork_run
 
     fork_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s, dialect=dialect)
 
@@ -157,7 +157,7 @@ def runs_rewind(
 
     twinkle runs rewind 0b1c...:train:0 --at 100
     """
-    from twinkle.cli.runs import rewind_run
+    from twinkle.cli.operator.runs import rewind_run
 
     rewind_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
 
@@ -172,7 +172,7 @@ def runs_pin(
 
     twinkle runs pin 0b1c...:train:0
     """
-    from twinkle.cli.runs import pin_run
+    from twinkle.cli.operator.runs import pin_run
 
     pin_run(settings_of(home=home), run, is_pinned=not off)
 
@@ -190,7 +190,7 @@ def tokens_create(
 
     twinkle tokens create 0b1c...:train:0 --days 30 --name bob
     """
-    from twinkle.cli.tokens import create_token
+    from twinkle.cli.operator.tokens import create_token
 
     create_token(settings_of(home=home), target, name=name, days=days)
 
@@ -205,7 +205,7 @@ def tokens_list(
 
     twinkle tokens list --json
     """
-    from twinkle.cli.tokens import list_tokens
+    from twinkle.cli.operator.tokens import list_tokens
 
     list_tokens(settings_of(home=home), run=run, as_json=as_json)
 
@@ -218,7 +218,7 @@ def tokens_revoke(
 
     twinkle tokens revoke 4e0c...
     """
-    from twinkle.cli.tokens import revoke_token
+    from twinkle.cli.operator.tokens import revoke_token
 
     revoke_token(settings_of(home=home), token)
 
@@ -246,7 +246,7 @@ def data_check(
 
     twinkle data check train.jsonl --model Qwen/Qwen3.5-4B --template Qwen3_5Template
     """
-    from twinkle.cli.data import DataCheck, check
+    from twinkle.cli.files.data import DataCheck, check
 
     settings_of()
     asked = DataCheck(

@@ -23,7 +23,7 @@ def meshes_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 
     twinkle meshes list --json
     """
-    from twinkle.cli.meshes import list_meshes
+    from twinkle.cli.operator.meshes import list_meshes
 
     list_meshes(settings_of(home=home), as_json=as_json)
 
@@ -43,7 +43,7 @@ def meshes_add(
 
     twinkle meshes add second --device cuda --ranks ray:8 --model ./my-model
     """
-    from twinkle.cli.meshes import add_mesh
+    from twinkle.cli.operator.meshes import add_mesh
 
     settings = settings_of(home=home, model=model, model_name=model_name)
     add_mesh(settings, mesh, device=device, ranks=ranks)
@@ -60,7 +60,7 @@ def meshes_drain(
 
     twinkle meshes drain first --to second
     """
-    from twinkle.cli.meshes import drain_mesh
+    from twinkle.cli.operator.meshes import drain_mesh
 
     drain_mesh(settings_of(home=home), mesh, to=to, undo=undo)
 
@@ -75,7 +75,7 @@ def meshes_remove(
 
     twinkle meshes remove first
     """
-    from twinkle.cli.meshes import remove_mesh
+    from twinkle.cli.operator.meshes import remove_mesh
 
     remove_mesh(settings_of(home=home), mesh, timeout_s=timeout_s)
 
@@ -91,6 +91,6 @@ def meshes_move(
 
     twinkle meshes move 0b1c...:train:0 --to second
     """
-    from twinkle.cli.meshes import move_run
+    from twinkle.cli.operator.meshes import move_run
 
     move_run(settings_of(home=home), run, to=to, timeout_s=timeout_s)

@@ -24,7 +24,7 @@ def tenants_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 
     twinkle tenants list --json
     """
-    from twinkle.cli.tenants import list_tenants
+    from twinkle.cli.operator.tenants import list_tenants
 
     list_tenants(settings_of(home=home), as_json=as_json)
 
@@ -57,7 +57,7 @@ def tenants_set(
     twinkle tenants limits alice
     twinkle tenants set alice --weight 2 --tokens-per-minute 100000
     """
-    from twinkle.cli.tenants import set_tenant
+    from twinkle.cli.operator.tenants import set_tenant
 
     limits = {
         "max_adapters": max_adapters,
@@ -88,7 +88,7 @@ def tenants_show(
 
     twinkle tenants show alice
     """
-    from twinkle.cli.tenants import show_tenant
+    from twinkle.cli.operator.tenants import show_tenant
 
     show_tenant(settings_of(home=home), tenant, as_json=as_json)
 
@@ -104,7 +104,7 @@ def tenants_suspend(
 
     twinkle tenants suspend alice --reason 'unpaid since May'
     """
-    from twinkle.cli.tenants import suspend_tenant
+    from twinkle.cli.operator.tenants import suspend_tenant
 
     suspend_tenant(settings_of(home=home), tenant, reason=reason, cancels_samples=now)
 
@@ -115,7 +115,7 @@ def tenants_resume(tenant: Annotated[str, typer.Argument(help="Whom.")], home: H
 
     twinkle tenants resume alice
     """
-    from twinkle.cli.tenants import resume_tenant
+    from twinkle.cli.operator.tenants import resume_tenant
 
     resume_tenant(settings_of(home=home), tenant)
 
@@ -135,7 +135,7 @@ def ops_list(
 
     twinkle ops list --state failed --tenant alice
     """
-    from twinkle.cli.ops import list_operations
+    from twinkle.cli.operator.ops import list_operations
 
     list_operations(settings_of(home=home), states=state, tenant=tenant, mesh=mesh, limit=limit, as_json=as_json)
 
@@ -146,7 +146,7 @@ def ops_show(operation: OperationArgument, home: HomeFlag = None, as_json: JsonF
 
     twinkle ops show 8e0f:train:0:req:12
     """
-    from twinkle.cli.ops import show_operation
+    from twinkle.cli.operator.ops import show_operation
 
     show_operation(settings_of(home=home), operation, as_json=as_json)
 
@@ -157,7 +157,7 @@ def ops_why(operation: OperationArgument, home: HomeFlag = None) -> None:
 
     twinkle ops why 8e0f:train:0:req:12
     """
-    from twinkle.cli.ops import say_why
+    from twinkle.cli.operator.ops import say_why
 
     say_why(settings_of(home=home), operation)
 
@@ -172,6 +172,6 @@ def ops_cancel(
 
     twinkle ops cancel 8e0f:train:0:req:12 --reason 'it would take the mesh for a day'
     """
-    from twinkle.cli.ops import cancel_operation
+    from twinkle.cli.operator.ops import cancel_operation
 
     cancel_operation(settings_of(home=home), operation, reason=reason)

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from twinkle.cli import asked_meshes
-from twinkle.cli.asked_meshes import AskedMeshes
-from twinkle.cli.replicas import Replicas
-from twinkle.cli.stack import MeshPlan
-from twinkle.cli.supervisor import Child
+from twinkle.cli.embedded import asked_meshes
+from twinkle.cli.embedded.asked_meshes import AskedMeshes
+from twinkle.cli.embedded.replicas import Replicas
+from twinkle.cli.embedded.stack import MeshPlan
+from twinkle.cli.embedded.supervisor import Child
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.storage.schema import upgrade_patiently

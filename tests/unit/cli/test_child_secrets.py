@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from twinkle.cli.broker import Broker
-from twinkle.cli.stack import GIVES_MEMORY_BACK, MeshPlan, plan_stack
+from twinkle.cli.embedded.broker import Broker
+from twinkle.cli.embedded.stack import GIVES_MEMORY_BACK, MeshPlan, plan_stack
 from twinkle.core.settings import Settings
 
 SETTINGS = {"database", "broker", "signing", "admin", "flower"}

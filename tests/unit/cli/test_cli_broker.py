@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from twinkle.cli import broker as broker_module
-from twinkle.cli.broker import Broker, answers, prepare_broker
+from twinkle.cli.embedded import broker as broker_module
+from twinkle.cli.embedded.broker import Broker, answers, prepare_broker
 from twinkle.core.errors import ConfigError
 
 START_TIMEOUT_S = 20.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle.cli.home import kept_password, make_home, sole_owner, write_secret
+from twinkle.cli.embedded.home import kept_password, make_home, sole_owner, write_secret
 from twinkle.core.errors import ConfigError
 
 

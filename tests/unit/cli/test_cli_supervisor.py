@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from twinkle.cli.embedded.supervisor import BackOff, Child, ChildSpec, Fall, Guard
 from twinkle.cli.exit_codes import EXIT_TRY_AGAIN
-from twinkle.cli.supervisor import BackOff, Child, ChildSpec, Fall, Guard
 
 DEADLINE_S = 60.0
 WITH_GRANDCHILD = """
@@ -207,7 +207,7 @@ async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: 
     supervisor_code = textwrap.dedent(
         f"""
         import asyncio, os, pathlib, sys
-        from twinkle.cli.supervisor import Child, ChildSpec, Guard
+        from twinkle.cli.embedded.supervisor import Child, ChildSpec, Guard
         async def main():
             spec = ChildSpec(name="child", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}, {str(pids)!r}),
                              env=dict(os.environ), log=pathlib.Path({str(tmp_path / "child.log")!r}),

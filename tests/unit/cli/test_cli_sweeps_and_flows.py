@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from twinkle.cli.members import print_members
-from twinkle.cli.submit import submit
-from twinkle.cli.submit_flow import flow_jobs, read_flow
-from twinkle.cli.submit_options import LocalFile, Shared
-from twinkle.cli.submit_sweep import is_sweep, sweep_spec
+from twinkle.cli.jobs.flow import flow_jobs, read_flow
+from twinkle.cli.jobs.members import print_members
+from twinkle.cli.jobs.options import LocalFile, Shared
+from twinkle.cli.jobs.submit import submit
+from twinkle.cli.jobs.sweep import is_sweep, sweep_spec
 from twinkle.core.errors import ConfigError
 from twinkle.wire.bodies.jobs_groups import JobMemberInfo, JobMembersResponse
 from twinkle.wire.bodies.jobs_sweep import Goal

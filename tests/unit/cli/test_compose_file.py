@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from twinkle.cli.app import app
-from twinkle.cli.stack import GIVES_MEMORY_BACK
+from twinkle.cli.embedded.stack import GIVES_MEMORY_BACK
 from twinkle.core.settings import Settings
 
 DOCKER = Path(__file__).resolve().parents[3] / "docker"

@@ -17,7 +17,7 @@ from harness.faulty_s3 import FaultyS3
 from harness.logs import logging_as_before
 from harness.models import make_text_model
 from twinkle.cli import main
-from twinkle.cli.status import show_status
+from twinkle.cli.operator.status import show_status
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.lease import ProcessIdentity

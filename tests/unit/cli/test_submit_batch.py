@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from twinkle.cli.submit import submit
-from twinkle.cli.submit_files import batch_options, script_options
-from twinkle.cli.submit_options import LocalFile, Spec
+from twinkle.cli.jobs.files import batch_options, script_options
+from twinkle.cli.jobs.options import LocalFile, Spec
+from twinkle.cli.jobs.submit import submit
 from twinkle.wire.bodies.jobs_specs import parse_spec
 
 OPTIONS: dict[str, Callable[..., Spec]] = {"batch": batch_options, "script": script_options}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from twinkle.cli.submit import submit
-from twinkle.cli.submit_options import LocalFile, Spec
-from twinkle.cli.submit_rl import distill_options, grpo_options
-from twinkle.cli.submit_training import dpo_options, sft_options
+from twinkle.cli.jobs.options import LocalFile, Spec
+from twinkle.cli.jobs.rl import distill_options, grpo_options
+from twinkle.cli.jobs.submit import submit
+from twinkle.cli.jobs.training import dpo_options, sft_options
 from twinkle.core.errors import ConfigError
 from twinkle.wire.bodies.jobs_rl import ReinforcementSpec
 from twinkle.wire.bodies.jobs_specs import parse_spec

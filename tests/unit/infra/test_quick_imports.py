@@ -20,7 +20,7 @@ from twinkle.core.settings import Settings
 from twinkle.workers.process import build_engine
 
 LARGE = {
-    "serve": "twinkle.cli.serve",
+    "serve": "twinkle.cli.embedded.serve",
     "server": "twinkle.server.run",
     "worker": "twinkle.workers.entry",
     "housekeeping": "twinkle.tasks.housekeeping",
@@ -65,8 +65,8 @@ print(*(module for module in sys.argv[3].split(",") if module in sys.modules))
     ("modules", "unneeded"),
     [
         ("twinkle.cli.app", (*COMPUTING, *MIGRATING, *OF_THE_API, *WORKING, "redis", "celery", "twinkle.storage")),
-        ("twinkle.cli.serve", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
-        ("twinkle.cli.keys", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
+        ("twinkle.cli.embedded.serve", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
+        ("twinkle.cli.operator.keys", (*COMPUTING, *MIGRATING, *OF_THE_API, "numpy", "celery")),
         ("twinkle.server.run", (*COMPUTING, *MIGRATING)),
         ("twinkle.workers.entry,twinkle.workers.celery_app", (*COMPUTING, *MIGRATING, *OF_THE_API, *WORKING)),
         ("twinkle.workers.process", (*COMPUTING, *MIGRATING, *OF_THE_API)),

@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from twinkle.cli.downloading import Download, download
+from twinkle.cli.files.downloading import Download, download
 from twinkle.client.endpoint import Endpoint, find_endpoint
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable

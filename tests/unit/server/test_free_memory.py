@@ -14,7 +14,7 @@ import pytest
 
 from harness.calls import PROTOBUF
 from harness.polling import wait_for
-from twinkle.cli.stack import GIVES_MEMORY_BACK
+from twinkle.cli.embedded.stack import GIVES_MEMORY_BACK
 from twinkle.server.answering.held_results import HeldResults
 from twinkle.server.connections.free_memory import FreedMemory, give_back_free_memory
 from twinkle.server.receiving.body import ByteBudget, Held

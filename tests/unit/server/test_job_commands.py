@@ -21,7 +21,7 @@ from harness.fake_worker import BASE_MODEL
 from harness.jobs import JobRig, MemoryFiles, job_rig
 from harness.logs import logging_as_before
 from twinkle.cli import main
-from twinkle.cli.following import Lines, duration, exit_code_of, progress_words
+from twinkle.cli.jobs.following import Lines, duration, exit_code_of, progress_words
 from twinkle.client import AsyncClient, Client
 from twinkle.client.errors import Conflict, InvalidInput, JobEndedBadly
 from twinkle.core.clock import SystemClock

@@ -105,7 +105,7 @@ def _idle_s() -> float:
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     # A core that waits for a disk computes nothing; only Linux tells.
-    return sum(times.idle + getattr(times, "iowait", 0.0) for core, times in enumerate(cores) if core in usable)
+    return float(sum(times.idle + getattr(times, "iowait", 0.0) for core, times in enumerate(cores) if core in usable))
 
 
 def thread_limit(ranks: int, *, cores: int | None = None) -> int:

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from twinkle.cli.stack import flag_of, parse_meshes, worker_spec
-from twinkle.cli.twinkle_server import app
+from twinkle.cli.embedded.stack import flag_of, parse_meshes, worker_spec
+from twinkle.cli.embedded.twinkle_server import app
 from twinkle.core.cluster_room import Node
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import load_settings

@@ -1,0 +1,1 @@
+"""The arguments of training scripts (``CLI.from_args()``)."""

@@ -1,0 +1,1 @@
+"""Files of a tenant: sent, checked, brought back."""

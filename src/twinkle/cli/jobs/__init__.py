@@ -1,0 +1,1 @@
+"""Jobs from the command line: handed over, followed, looked at, exported."""
