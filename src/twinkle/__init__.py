@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinkle.core import __version__
-from twinkle.core.lazy import lazy_attributes
-from twinkle.core.same_names import warn_of_other_distribution
+from twinkle.core.process.lazy import lazy_attributes
+from twinkle.core.process.same_names import warn_of_other_distribution
 
 if TYPE_CHECKING:
-    from twinkle.core.requirements import exists, requires
-    from twinkle.core.trust import check_unsafe, trust_remote_code
+    from twinkle.core.process.requirements import exists, requires
+    from twinkle.core.process.trust import check_unsafe, trust_remote_code
     from twinkle.infra.device_group import DeviceGroup
     from twinkle.infra.device_mesh import DeviceMesh
     from twinkle.infra.frameworks import framework_util, torch_util
@@ -33,8 +33,8 @@ _PLACES = {
     "NPU": "twinkle.infra.platform",
     "Platform": "twinkle.infra.platform",
     "Plugin": "twinkle.plugin.loading",
-    "check_unsafe": "twinkle.core.trust",
-    "exists": "twinkle.core.requirements",
+    "check_unsafe": "twinkle.core.process.trust",
+    "exists": "twinkle.core.process.requirements",
     "find_free_port": "twinkle.infra.network",
     "find_node_ip": "twinkle.infra.network",
     "framework_util": "twinkle.infra.frameworks",
@@ -46,9 +46,9 @@ _PLACES = {
     "is_master": "twinkle.infra.runtime",
     "remote_class": "twinkle.infra.remote",
     "remote_function": "twinkle.infra.remote",
-    "requires": "twinkle.core.requirements",
+    "requires": "twinkle.core.process.requirements",
     "torch_util": "twinkle.infra.frameworks",
-    "trust_remote_code": "twinkle.core.trust",
+    "trust_remote_code": "twinkle.core.process.trust",
 }
 
 __all__ = [

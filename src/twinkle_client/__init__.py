@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 from twinkle_client.tinker import init_tinker_client, init_tinker_compat_client
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 from harness.polling import wait_until
 from harness.ray_start import RayStart
 from harness.servers import free_port
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.parent_death import dies_with
 
 pytest.importorskip("ray", reason="the extra twinkle-queue[ray] is not installed")
 # Some minutes for a cluster and a service; what is mapped on what is held in tests/unit/server/launch.

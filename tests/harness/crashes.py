@@ -1,4 +1,4 @@
-"""The other end of ``twinkle.core.crash``: arms the named points of a running service."""
+"""The other end of ``twinkle.core.process.crash``: arms the named points of a running service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.polling import wait_until
-from twinkle.core.crash import VARIABLE
+from twinkle.core.process.crash import VARIABLE
 
 BY_A_JOB = {
     "job.claimed": 1,

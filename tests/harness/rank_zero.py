@@ -20,7 +20,7 @@ from torch import distributed
 
 import harness.rank_zero  # by its name: the other ranks know no __main__ of this kind
 from twinkle.core.adapter import AdapterConfig
-from twinkle.core.logs import configure_logging
+from twinkle.core.process.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.training import ForwardBackwardBody, WireDatum

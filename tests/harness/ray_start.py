@@ -15,7 +15,7 @@ import psutil
 
 from harness.polling import wait_for
 from harness.servers import free_port
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.parent_death import dies_with
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 STORE_BYTES = 100 * 2**20

@@ -24,7 +24,7 @@ from harness.leftovers import close_sdk_clients, sdk_client
 from harness.polling import busyness, wait_for, wait_until
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.parent_death import dies_with
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 

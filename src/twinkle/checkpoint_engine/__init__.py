@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.checkpoint_engine.base import CheckpointEngine, MemoryCheckpointEngine

@@ -10,7 +10,7 @@ from twinkle.checkpoint_engine.base import CheckpointEngine
 from twinkle.checkpoint_engine.ends import Part
 from twinkle.checkpoint_engine.process_group import ProcessGroupCheckpointEngine
 from twinkle.core.errors import InvalidInput, SyncFailed
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 log = event_log()
 

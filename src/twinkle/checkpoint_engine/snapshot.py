@@ -13,7 +13,7 @@ import torch
 from twinkle.checkpoint_engine.host_copy import HostCopy, copy_to_host
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.module.adapter import AdapterPool, Measure
 from twinkle.module.lora import LoraAdapter, LoraConfig
 

@@ -18,7 +18,7 @@ from twinkle.cli.jobs.submit import submit
 from twinkle.cli.mesh_groups import meshes
 from twinkle.cli.operator_groups import ops, tenants
 from twinkle.core.errors import TwinkleError
-from twinkle.core.lazy import without_collector
+from twinkle.core.process.lazy import without_collector
 
 app = typer.Typer(
     help="A shared training service: many tenants' LoRA adapters on one frozen base model.",

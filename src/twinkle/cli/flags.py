@@ -26,7 +26,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document instea
 
 def settings_of(**flags: object) -> Settings:
     """The process's settings, with logging set up by them."""
-    from twinkle.core.logs import configure_logging
+    from twinkle.core.process.logs import configure_logging
     from twinkle.core.settings import load_settings
 
     settings = load_settings(**flags)

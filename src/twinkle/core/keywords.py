@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 log = event_log()
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.foreign_settings import FOREIGN_SETTINGS
+from twinkle.core.process.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.setting_groups.api import ApiSettings, DoorSettings
 from twinkle.core.setting_groups.jobs import JobSettings, ProcessorSettings
 from twinkle.core.setting_groups.keeping import FileSettings, KeepingSettings

@@ -10,7 +10,7 @@ from typing import Any
 import torch.utils.data
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.dataloader.order import RowOrder
 from twinkle.dataset.base import DatasetBase
 from twinkle.dataset.dataset import Dataset

@@ -14,8 +14,8 @@ import torch
 import torch.utils.data
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.keywords import known_keywords
+from twinkle.core.process.events import event_log
 from twinkle.dataloader.fetch import Collator, Fetched, RowFetcher, Skipped, handed_out
 from twinkle.dataloader.order import RowOrder, num_batches
 from twinkle.dataloader.streams import StreamReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.dataset.dataset import Dataset

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Self
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 from twinkle.dataset.member import Member, Members
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.open import open_member

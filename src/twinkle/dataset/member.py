@@ -12,7 +12,7 @@ from uuid import uuid4
 from filelock import FileLock
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.picture_columns import picture_columns
 from twinkle.dataset.problems import MOST_PROBLEMS, Place, Problem, WrongRows, problem_of

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.media import OF_PICTURES, num_pictures
 from twinkle.dataset.bins import pack_lengths
 from twinkle.dataset.dataset import Dataset

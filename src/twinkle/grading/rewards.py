@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from twinkle.core.question_process import QuestionProcess
+from twinkle.core.process.question_process import QuestionProcess
 from twinkle.grading.grade import GraderFailed, ProblemKind, RewardRequest
 
 DEFAULT_SECONDS = 5.0

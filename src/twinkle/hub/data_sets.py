@@ -14,8 +14,8 @@ from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.cache.cache import Cache
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HUB_NAMES, HUGGING_FACE, HubSettings
+from twinkle.core.process.events import event_log
 from twinkle.hub.caches import find_cached, hugging_face_home, missing_shards, modelscope_cache
 from twinkle.hub.model_path import cached, is_offline, locate
 from twinkle.hub.reference import Reference, parse_reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twinkle.core.events import event_log
 from twinkle.core.pictures import PictureRules
+from twinkle.core.process.events import event_log
 
 PROCESSOR_FILE = "preprocessor_config.json"
 KIMI = "kimi_k25"

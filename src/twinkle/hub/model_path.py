@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HUB_NAMES, HUGGING_FACE, HubSettings
+from twinkle.core.process.events import event_log
 from twinkle.hub.caches import (
     Kind,
     find_cached,

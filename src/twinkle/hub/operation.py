@@ -10,8 +10,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HUGGING_FACE, MODELSCOPE, HubSettings
+from twinkle.core.process.events import event_log
 from twinkle.hub.caches import Kind
 from twinkle.hub.model_card import ModelCard, write_card
 from twinkle.hub.model_path import WEIGHT_FILES, is_offline, locate, locate_file

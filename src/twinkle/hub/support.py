@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.hub.model_path import locate_file
 from twinkle.hub.remote import Unanswered
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HubSettings
-from twinkle.core.trust import TRUST_VARIABLE
+from twinkle.core.process.events import event_log
+from twinkle.core.process.trust import TRUST_VARIABLE
 from twinkle.hub.model_path import Found, locate, resolve_model_id
 from twinkle.hub.reference import parse_reference, pinned, without_scheme
 

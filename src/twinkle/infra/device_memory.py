@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 log = event_log()
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Protocol, TextIO
 
-from twinkle.core.events import EventLog, event_log
+from twinkle.core.process.events import EventLog, event_log
 from twinkle.infra.device_mesh import current_rank
 
 QUICK_S = 1.0

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
-from twinkle.core.ray_token import take_token
+from twinkle.core.process.events import event_log
+from twinkle.core.process.ray_token import take_token
 from twinkle.infra.device_group import DeviceGroup, check_groups
 from twinkle.infra.device_mesh import DeviceMesh, current_rank, current_world_size
 from twinkle.infra.frameworks import Framework

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from twinkle.core.crash import crash_point
 from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
+from twinkle.core.process.crash import crash_point
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.estimate import Work
 from twinkle.jobs.exporting import ExportedFile, ExportOrder, ExportWork

@@ -15,7 +15,6 @@ import structlog
 from pydantic import ValidationError
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, StorageUnavailable, TwinkleError
 from twinkle.core.job import (
     GROUPS,
@@ -33,6 +32,7 @@ from twinkle.core.job import (
     JsonObject,
 )
 from twinkle.core.lease import ProcessIdentity
+from twinkle.core.process.crash import crash_point
 from twinkle.jobs.context import ContextParts, JobContext
 from twinkle.jobs.door import Door
 from twinkle.jobs.estimate import estimate_of

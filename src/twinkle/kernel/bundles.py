@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.kernel.choice import LIGER, liger_is_there
 from twinkle.kernel.replacing import Bundle
 

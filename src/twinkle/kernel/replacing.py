@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HubSettings
+from twinkle.core.process.events import event_log
 from twinkle.hub.trust import require_trust
 from twinkle.kernel.choice import Installer, KernelChoice, Target, chosen_form, op_of
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.metric.forwarders import FORWARDERS, Forwarder, package_of
 from twinkle.metric.forwarding_thread import GOES_ON, ForwardingThread
 from twinkle.metric.records import STEP, Record

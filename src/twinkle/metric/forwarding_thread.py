@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.metric.forwarders import Forwarder
 
 log = event_log()

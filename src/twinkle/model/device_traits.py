@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 _log = event_log()
 

@@ -14,7 +14,7 @@ import peft
 from twinkle.checkpoint_engine.directory import read_files
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import InvalidInput, NoRoom
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.infra.device_mesh import current_rank
 from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.metric.forwarding import Forwarding

@@ -14,7 +14,7 @@ import torch
 from twinkle.checkpoint_engine.peft_settings import config_of, read_settings
 from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.module.adapter import LoraConfig
 from twinkle.module.targets import GROUPED, Target
 

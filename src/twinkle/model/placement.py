@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import group_of_ranks, torch_mesh

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.module.delta_rule import DeltaInputs, DeltaRule, PlainDeltaRule
 from twinkle.module.packed_states import SpanChunks
 from twinkle.module.recurrence import Elementwise

@@ -21,7 +21,7 @@ import torch
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.module.adapter import (
     AS_LOADED,

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 _log = event_log()
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 COMPILER = "triton"
 HALF = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.reward.arithmetic import ArithmeticReward

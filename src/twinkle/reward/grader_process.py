@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from twinkle.core.question_process import answer_questions
+from twinkle.core.process.question_process import answer_questions
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import threading
 from functools import lru_cache
 from importlib.util import find_spec
 
-from twinkle.core.events import event_log
-from twinkle.core.question_process import QuestionProcess
+from twinkle.core.process.events import event_log
+from twinkle.core.process.question_process import QuestionProcess
 
 DEFAULT_SECONDS = 5.0
 _PROCESS = "twinkle.reward.grader_process"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention

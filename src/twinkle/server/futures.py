@@ -17,9 +17,9 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationState, Submission
+from twinkle.core.process.background import say_if_it_ends
 from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.storage.journal.journal import Journal
 

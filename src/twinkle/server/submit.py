@@ -14,12 +14,12 @@ from typing import TypeAlias, TypeVar
 
 import structlog
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
 from twinkle.core.ids import new_id, request_id_of
 from twinkle.core.operation import Accepted, Submission, Unnumbered
+from twinkle.core.process.background import say_if_it_ends
+from twinkle.core.process.crash import crash_point
 from twinkle.server.futures import Futures
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import BlobStore

@@ -19,8 +19,8 @@ from obstore.exceptions import BaseError as ObstoreError
 from obstore.exceptions import NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.process.crash import crash_point
 
 CHECKPOINTS = "checkpoints/"
 FILES = "files/"

@@ -11,9 +11,9 @@ import structlog
 from celery import Celery
 
 from twinkle.core.clock import SystemClock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
-from twinkle.core.logs import configure_logging
+from twinkle.core.process.crash import crash_point
+from twinkle.core.process.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.placement import spread

@@ -14,8 +14,8 @@ import PIL.Image
 from transformers import AutoTokenizer
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.keywords import known_keywords
+from twinkle.core.process.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.conversation import ToolCall

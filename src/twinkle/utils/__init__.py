@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinkle.core.lazy import lazy_attributes
+from twinkle.core.process.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from twinkle.core.requirements import exists, requires
-    from twinkle.core.trust import check_unsafe, trust_remote_code
+    from twinkle.core.process.requirements import exists, requires
+    from twinkle.core.process.trust import check_unsafe, trust_remote_code
     from twinkle.infra.device_group import DeviceGroup
     from twinkle.infra.device_mesh import DeviceMesh
     from twinkle.infra.frameworks import framework_util, torch_util

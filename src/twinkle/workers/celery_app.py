@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import structlog
 from celery import signals
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import ConfigError, TwinkleError
-from twinkle.core.lazy import without_collector
-from twinkle.core.logs import configure_logging
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.crash import crash_point
+from twinkle.core.process.lazy import without_collector
+from twinkle.core.process.logs import configure_logging
+from twinkle.core.process.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import register_pump

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Generic
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import CallFailed, UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.fairness import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.turns import Followed

@@ -6,10 +6,10 @@ import threading
 
 import structlog
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.journal.meshes import Meshes
 
 _RENEWALS_PER_LEASE = 3

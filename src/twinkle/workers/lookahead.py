@@ -13,10 +13,10 @@ from functools import partial
 
 import structlog
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import Places, beside, choose_ahead
 from twinkle.storage.journal.journal import Journal

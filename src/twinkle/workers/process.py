@@ -16,9 +16,9 @@ from kombu.exceptions import OperationalError
 
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
-from twinkle.core.lazy import without_collector
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import WHOLE_MODEL
+from twinkle.core.process.lazy import without_collector
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher

@@ -12,10 +12,10 @@ from typing import Generic, Literal, TypeAlias
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Failure, FailureCategory, Outcome, Payload
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.storage.journal.executing import Committed
 from twinkle.storage.journal.journal import Journal

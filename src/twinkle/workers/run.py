@@ -12,10 +12,10 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import alone_from, beside, choose_batch
 from twinkle.scheduler.residency import places_in_line

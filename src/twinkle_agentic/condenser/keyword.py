@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle_agentic.condenser.base import Condenser
 from twinkle_agentic.data_format.chunks import Chunk, Chunks
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.conversation import Tool as ToolInfo
 from twinkle.data_format.conversation import Trajectory
 from twinkle_agentic.envs.base import Env, StepResult

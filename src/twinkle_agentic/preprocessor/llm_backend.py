@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.sampling import SamplingParams
 from twinkle_agentic.protocol.openai import OpenAI
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.sampling import SamplingParams
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.rollout.base import Rollout, Row

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.conversation import user_data_get
 
 Judge = Callable[[Mapping[str, Any]], bool]

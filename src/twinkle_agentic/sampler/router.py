@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SampleResponses, SamplingParams
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.openai import TIMEOUT_S, OpenAI

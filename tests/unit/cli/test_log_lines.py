@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from harness.logs import logging_as_before
-from twinkle.core.logs import configure_logging, redact
+from twinkle.core.process.logs import configure_logging, redact
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import typer.main
 
 from twinkle.cli.app import app
 from twinkle.client.endpoint import JOB_VARIABLE, KEY_VARIABLES, URL_VARIABLES
-from twinkle.core.crash import VARIABLE as CRASH_VARIABLE
-from twinkle.core.foreign_settings import FOREIGN_SETTINGS
+from twinkle.core.process.crash import VARIABLE as CRASH_VARIABLE
+from twinkle.core.process.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.settings import Settings
 from twinkle.server import tinker
 

@@ -6,7 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from twinkle.core.background import say_if_it_ends
+from twinkle.core.process.background import say_if_it_ends
 
 
 async def _fail(error: Exception) -> None:

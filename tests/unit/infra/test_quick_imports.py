@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle.core.lazy import without_collector
+from twinkle.core.process.lazy import without_collector
 
 SCRIPT = """
 import gc, sys

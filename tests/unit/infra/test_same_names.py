@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from twinkle.core.same_names import other_distribution
+from twinkle.core.process.same_names import other_distribution
 
 IMPORT = "import sys; sys.path.append(sys.argv[1]); import twinkle; print(twinkle.__version__)"
 

@@ -14,7 +14,7 @@ import twinkle.checkpoint_engine.snapshot
 import twinkle.model.fused.model
 import twinkle.model.multi_lora
 import twinkle.sampler
-from twinkle.core.events import PlainLog, event_log
+from twinkle.core.process.events import PlainLog, event_log
 
 assert isinstance(event_log(), PlainLog)
 event_log().warning("engine.event", fact=1)

@@ -29,7 +29,7 @@ from twinkle.cli.arguments.groups import (
 )
 from twinkle.cli.arguments.sources import Said, of_command_line, of_dotenv, of_environment, of_file
 from twinkle.cli.arguments.values import as_type, guessed
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 USE_MEGATRON = "use_megatron"
 """Sets the strategy to ``native_fsdp`` where it is true, as its name would not lead one to think."""

@@ -15,10 +15,10 @@ from twinkle.cli.embedded.home import logs_of
 from twinkle.cli.embedded.replicas import Replicas
 from twinkle.cli.embedded.stack import WORKER_PREFIX, MeshPlan, Stack, worker_spec
 from twinkle.cli.embedded.supervisor import Child, Fall, Guard
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, TwinkleError
 from twinkle.core.mesh import MeshAnnouncement
+from twinkle.core.process.background import say_if_it_ends
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes, MeshStatus

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
-from twinkle.core.background import say_if_it_ends
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.background import say_if_it_ends
+from twinkle.core.process.parent_death import dies_with
 
 Say = Callable[[str], None]
 

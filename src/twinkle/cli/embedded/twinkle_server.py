@@ -60,7 +60,7 @@ def check_config(
 
     twinkle-server check-config -c server_config.yaml
     """
-    from twinkle.core.foreign_settings import FOREIGN_SETTINGS
+    from twinkle.core.process.foreign_settings import FOREIGN_SETTINGS
 
     plan = _launcher(config, False).plan
     rows = [(one.fate, one.key, one.note) for one in plan.findings]

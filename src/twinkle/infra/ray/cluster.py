@@ -19,8 +19,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
-from twinkle.core.ray_token import TOKEN_HINT
+from twinkle.core.process.events import event_log
+from twinkle.core.process.ray_token import TOKEN_HINT
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.platform import Platform

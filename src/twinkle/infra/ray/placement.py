@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from twinkle.core.cluster_room import Node, OnDevices, cpus_of_a_worker
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
+from twinkle.core.process.cluster_room import Node, OnDevices, cpus_of_a_worker
+from twinkle.core.process.events import event_log
 from twinkle.infra.device_group import DeviceGroup
 
 PLACEMENT_TIMEOUT_S = 60.0

@@ -15,7 +15,7 @@ import ray
 from ray import cloudpickle
 
 from twinkle.core.errors import TwinkleError
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, leave_world, open_store
 from twinkle.infra.ray.tensors import send_tensors_by_memory

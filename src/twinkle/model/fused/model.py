@@ -11,8 +11,8 @@ from typing import Any, Self, cast
 import torch
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.pictures import PictureRules
+from twinkle.core.process.events import event_log
 from twinkle.core.slices import Slices, finished
 from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.support import WITH_PICTURES, check_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 log = event_log()
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import OutOfMemory, UserError
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.infra.sending import Parcel, fetch, send

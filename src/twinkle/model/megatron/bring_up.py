@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
-from twinkle.core.requirements import requires
+from twinkle.core.process.events import event_log
+from twinkle.core.process.requirements import requires
 
 REQUIREMENT = "megatron-core>=0.16.1"
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.model.megatron.layout import Layout
 from twinkle.model.optimizers import OptimizerArg, create_optimizer, known_optimizers
 

@@ -10,7 +10,7 @@ from typing import Any
 from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 OWN = "use_distributed_optimizer"
 

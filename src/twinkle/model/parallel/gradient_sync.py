@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import ConfigError
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 from twinkle.infra import DeviceMesh
 from twinkle.model.parallel.experts import SharedExperts, is_spread
 

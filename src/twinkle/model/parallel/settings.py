@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
+from twinkle.core.process.events import event_log
 
 log = event_log()
 

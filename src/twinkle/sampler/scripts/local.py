@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from twinkle.core.errors import InvalidInput
-from twinkle.core.events import event_log
 from twinkle.core.keywords import known_keywords
+from twinkle.core.process.events import event_log
 from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES

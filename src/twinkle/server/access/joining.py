@@ -6,8 +6,8 @@ import asyncio
 
 import structlog
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.process.background import say_if_it_ends
 from twinkle.server.access.signing import Signer
 from twinkle.server.threads import Threads
 from twinkle.storage.tenants.deployment import RENEW_EVERY_S, Deployment

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-from twinkle.core.background import say_if_it_ends
+from twinkle.core.process.background import say_if_it_ends
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinkle.core.answering import is_answered
-from twinkle.core.cluster_room import Node, OnDevices, cpus_of_a_worker
 from twinkle.core.errors import ConfigError
-from twinkle.core.ray_token import TOKEN_HINT, take_token
+from twinkle.core.process.answering import is_answered
+from twinkle.core.process.cluster_room import Node, OnDevices, cpus_of_a_worker
+from twinkle.core.process.ray_token import TOKEN_HINT, take_token
 
 _ANSWERS_S = 2.0
 _GPU = "GPU"

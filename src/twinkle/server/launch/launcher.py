@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.foreign_settings import FOREIGN_SETTINGS
+from twinkle.core.process.foreign_settings import FOREIGN_SETTINGS
 from twinkle.server.launch.cluster import Cluster, running_cluster
 from twinkle.server.launch.mapping import plan_of
 from twinkle.server.launch.plan import Plan

@@ -9,9 +9,9 @@ from pathlib import PurePath
 
 from fastapi import Request
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, TooLarge
 from twinkle.core.ids import new_id
+from twinkle.core.process.crash import crash_point
 from twinkle.server.receiving.body import BodyTimedOut, ByteBudget
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts
 from twinkle.storage.blobs import FILES, day_of

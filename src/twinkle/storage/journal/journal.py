@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
@@ -26,6 +25,7 @@ from twinkle.core.operation import (
     Submission,
     Unnumbered,
 )
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.database import Database, Transaction, placeholders
 from twinkle.storage.journal.answers import PAST_COLUMNS, OwnedStatus, failure_of, past_of, read_statuses
 from twinkle.storage.journal.arrivals import accept_next, accept_numbered

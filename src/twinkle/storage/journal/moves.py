@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import NO_MESH, LockedLane, lock_lanes
 

@@ -10,9 +10,9 @@ from typing import Generic
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.core.ids import new_id
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.blobs import CHECKPOINTS, BlobStore, day_of
 from twinkle.storage.stores import Stores
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name

@@ -8,8 +8,8 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.journal.moves import Leaving, Moves
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.engine import State

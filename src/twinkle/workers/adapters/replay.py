@@ -9,9 +9,9 @@ from typing import Generic
 import structlog
 
 from twinkle.core.adapter import AdapterConfig, Dialect
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.operation import OperationKind
+from twinkle.core.process.crash import crash_point
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore

@@ -14,7 +14,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.fusion import Places
 from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.ids import new_id
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.adapters.snapshots import Snapshot, SnapshotStore
 from twinkle.storage.blobs import SNAPSHOTS, BlobStore, day_of

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput
+from twinkle.core.process.crash import crash_point
 from twinkle.data_format.row_error import RowError
 from twinkle.dataset.problems import Place, problem_of
 from twinkle.jobs.data import (

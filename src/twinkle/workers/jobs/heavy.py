@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from typing import ParamSpec, TypeVar
 
 from twinkle.core.job import JobFailed
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.parent_death import dies_with
 
 P = ParamSpec("P")
 T = TypeVar("T")

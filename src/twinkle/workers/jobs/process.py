@@ -13,7 +13,7 @@ from celery import Celery, signals
 from twinkle.client.facade import LoopThread
 from twinkle.core.addresses import parse_networks
 from twinkle.core.clock import SystemClock
-from twinkle.core.logs import configure_logging
+from twinkle.core.process.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.jobs.plans import PLANS, PlanClasses
 from twinkle.jobs.runner import JobRunner

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from twinkle.core.question_process import answer_questions
+from twinkle.core.process.question_process import answer_questions
 from twinkle.grading.grade import RewardRequest
 from twinkle.reward import (
     ArithmeticReward,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from twinkle.core.background import say_if_it_ends
+from twinkle.core.process.background import say_if_it_ends
 from twinkle.jobs.script_tools import EndedBy, ScriptEnd, ScriptNews, ScriptOutput
 
 MAX_TEXT_BYTES = 4096

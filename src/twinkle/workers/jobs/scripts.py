@@ -18,10 +18,10 @@ from pathlib import Path
 
 import structlog
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.job import JobFailed
+from twinkle.core.process.background import say_if_it_ends
 from twinkle.core.settings import SAME_USER, Settings
 from twinkle.jobs.script_tools import RunningScript, ScriptRequest
 from twinkle.storage.tenants.tenants import Tenants

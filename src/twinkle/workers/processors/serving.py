@@ -14,10 +14,10 @@ import redis
 import structlog
 from celery import Celery
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.lease import ProcessIdentity
-from twinkle.core.logs import configure_logging
+from twinkle.core.process.background import say_if_it_ends
+from twinkle.core.process.logs import configure_logging
 from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher

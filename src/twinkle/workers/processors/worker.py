@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import structlog
 
-from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable, UserError
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Payload
+from twinkle.core.process.background import say_if_it_ends
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.fairness import in_service_order, with_virtual_time
 from twinkle.scheduler.retry import Retry, decide

@@ -13,7 +13,7 @@ from typing import Any, Self
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError
 from twinkle.core.mesh import MeshCapabilities
-from twinkle.core.ray_token import take_token
+from twinkle.core.process.ray_token import take_token
 from twinkle.core.settings import Settings
 from twinkle.core.slices import Slices, finished
 from twinkle.scheduler.token_stream import TokenPiece

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 import structlog
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.logs import configure_logging
-from twinkle.core.parent_death import dies_with
+from twinkle.core.process.logs import configure_logging
+from twinkle.core.process.parent_death import dies_with
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, leave_world

@@ -20,11 +20,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from twinkle.core.answering import is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
 from twinkle.core.hub_settings import VARIABLES
 from twinkle.core.mesh import MeshCapabilities
-from twinkle.core.ray_token import TOKEN_HINT
+from twinkle.core.process.answering import is_answered
+from twinkle.core.process.ray_token import TOKEN_HINT
 from twinkle.core.settings import Settings
 from twinkle.infra.rank_end import patience_s
 from twinkle.infra.ray.calls import ended_of

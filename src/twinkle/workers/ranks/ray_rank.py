@@ -16,8 +16,8 @@ import structlog
 from ray.util import get_node_ip_address
 
 from twinkle.core.errors import ConfigError, TwinkleError
-from twinkle.core.logs import configure_logging
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.process.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, open_store

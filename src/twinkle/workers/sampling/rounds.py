@@ -8,10 +8,10 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim
+from twinkle.core.process.crash import crash_point
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_samples
 from twinkle.storage.disks import Disks

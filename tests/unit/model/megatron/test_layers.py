@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle.core.requirements import requires
+from twinkle.core.process.requirements import requires
 
 TESTS = Path(__file__).parents[3]
 TOLERANCE = 1e-4

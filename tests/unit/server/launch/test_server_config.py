@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from twinkle.cli.embedded.stack import flag_of, parse_meshes, worker_spec
 from twinkle.cli.embedded.twinkle_server import app
-from twinkle.core.cluster_room import Node
 from twinkle.core.errors import ConfigError
+from twinkle.core.process.cluster_room import Node
 from twinkle.core.settings import load_settings
 from twinkle.server.launch.cluster import Cluster, running_cluster
 from twinkle.server.launch.launcher import ServerLauncher, config_from

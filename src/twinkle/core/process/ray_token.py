@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from twinkle.core.answering import is_answered
+from twinkle.core.process.answering import is_answered
 
 MODE = "RAY_AUTH_MODE"
 TOKEN = "RAY_AUTH_TOKEN"
