@@ -6,14 +6,14 @@ On the way back it is computed anew: two thirds are kept of what autograd keeps 
 from __future__ import annotations
 
 from functools import cache
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from twinkle.module.tried import own_kernels
+from twinkle.module.tried import own_kernels, replace_forwards
 
 MODULE = "twinkle.module.gated_kernels"
 SILU = tuple(type(ACT2FN[name]) for name in ("silu", "swish"))
@@ -49,16 +49,12 @@ class Gate(torch.autograd.Function):
 
 def fuse_gates(model: torch.nn.Module) -> int:
     """Have MLPs of the usual form call our kernel; how many were found."""
-    num_fused = 0
-    for module in model.modules():
-        if not _is_usual(module):
-            continue
-        weight = next((each for each in module.parameters() if each.is_floating_point()), None)
-        kernels = None if weight is None else kernels_for(weight.device.type, weight.dtype)
-        if kernels is not None:
-            module.forward = MethodType(_with_kernels(kernels), module)
-            num_fused += 1
-    return num_fused
+
+    def forward_for(module: torch.nn.Module, device_type: str, dtype: torch.dtype) -> Any | None:
+        kernels = kernels_for(device_type, dtype) if _is_usual(module) else None
+        return None if kernels is None else _with_kernels(kernels)
+
+    return replace_forwards(model, forward_for)
 
 
 @cache
@@ -92,7 +88,7 @@ def relative_error(kernels: Any, device: torch.device, dtype: torch.dtype) -> fl
 def _is_usual(module: torch.nn.Module) -> bool:
     """Whether it computes what ``_usual_forward`` says, by its code, and its gate is SiLU."""
     forward = type(module).forward
-    if not isinstance(forward, FunctionType) or "forward" in vars(module):
+    if not isinstance(forward, FunctionType):
         return False
     code, usual = forward.__code__, _usual_forward.__code__
     is_same = (code.co_code, code.co_names) == (usual.co_code, usual.co_names)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
 
-from twinkle.module.tried import own_kernels
+from twinkle.module.tried import own_kernels, replace_forwards
 
 MODULE = "twinkle.module.rotary_kernels"
 FUNCTION = "apply_rotary_pos_emb"
@@ -43,21 +43,21 @@ class Rotary(torch.autograd.Function):
 
 def fuse_rotary(model: torch.nn.Module) -> int:
     """Have the attention of a known form call our kernel; how many layers were found."""
-    num_fused = 0
-    for module in model.modules():
+
+    def forward_for(module: torch.nn.Module, device_type: str, dtype: torch.dtype) -> FunctionType | None:
         forward = type(module).forward
         plain = forward.__globals__.get(FUNCTION) if isinstance(forward, FunctionType) else None
-        if plain is None or FUNCTION not in forward.__code__.co_names or "forward" in vars(module):
-            continue
-        weight = next((each for each in module.parameters() if each.is_floating_point()), None)
-        kernels = None if weight is None else kernels_for(weight.device.type, weight.dtype, plain)
-        if kernels is not None:
-            names = {**forward.__globals__, FUNCTION: _with_kernels(plain, kernels)}
-            changed = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-            changed.__kwdefaults__ = forward.__kwdefaults__
-            module.forward = MethodType(changed, module)
-            num_fused += 1
-    return num_fused
+        if plain is None or FUNCTION not in forward.__code__.co_names:
+            return None
+        kernels = kernels_for(device_type, dtype, plain)
+        if kernels is None:
+            return None
+        names = {**forward.__globals__, FUNCTION: _with_kernels(plain, kernels)}
+        changed = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+        changed.__kwdefaults__ = forward.__kwdefaults__
+        return changed
+
+    return replace_forwards(model, forward_for)
 
 
 @cache

@@ -72,11 +72,29 @@ def test_a_machine_that_could_but_lacks_the_compiler_is_told_so(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tried, "find_spec", lambda name: None)
+    tried._tell_of_no_compiler.cache_clear()
     found, (line,) = own(lambda kernels: pytest.fail("nothing can be compiled"))
     assert found is None
-    assert line["reasons"] == ["triton is not installed"]
+    assert (line["log_level"], line["reason"]) == ("warning", "triton is not installed")
+    # One reason for all kernels, said once.
+    assert own(lambda kernels: pytest.fail("nothing can be compiled")) == (None, [])
 
 
 def test_where_there_are_no_kernels_at_all_nothing_is_loaded_or_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tried, "find_spec", lambda name: pytest.fail("nobody looks"))
     assert own(lambda kernels: pytest.fail("nobody tries")) == (None, [])
+
+
+def test_a_forward_is_replaced_where_the_form_is_known_and_nobody_did_before() -> None:
+    known, other, patched = torch.nn.Linear(2, 2), torch.nn.LayerNorm(2), torch.nn.Linear(2, 2)
+    patched.forward = own_forward = lambda x: x  # type: ignore[method-assign]
+    model = torch.nn.Sequential(known, other, patched, torch.nn.ReLU()).to(torch.bfloat16)
+    asked: list[tuple[str, str, torch.dtype]] = []
+
+    def forward_for(module: torch.nn.Module, device_type: str, dtype: torch.dtype) -> Any:
+        asked.append((type(module).__name__, device_type, dtype))
+        return (lambda self, x: (self, x)) if isinstance(module, torch.nn.Linear) else None
+
+    assert tried.replace_forwards(model, forward_for) == 1
+    assert known(1) == (known, 1) and patched.forward is own_forward
+    assert asked == [(name, "cpu", torch.bfloat16) for name in ("Sequential", "Linear", "LayerNorm")]
