@@ -17,12 +17,14 @@ from twinkle.storage.pipelined import Statements
 from twinkle.storage.upkeep.frozen import FrozenClients, end_frozen
 
 LOCKING = "UPDATE alembic_version SET version_num = version_num"
+WAITS = "SELECT 1 AS one FROM pg_stat_activity WHERE pid = ? AND backend_xid IS NOT NULL AND wait_event = 'ClientRead'"
 SOON_S = 0.2
 
 
 @contextmanager
 def stopped(url: str, *, application: str = APPLICATION) -> Iterator[psycopg.Connection[object]]:
     """A connection as those of ours, whose process has sent a part of a transaction, and stands still."""
+    watch = Database(url)
     connection = psycopg.connect(
         url,
         autocommit=True,
@@ -37,9 +39,12 @@ def stopped(url: str, *, application: str = APPLICATION) -> Iterator[psycopg.Con
     statements.execute(LOCKING, name=LOCKING)
     statements.send()
     try:
+        pid = connection.info.backend_pid
+        wait_until(lambda: bool(watch.read(WAITS, (pid,))), what="it holds its lock")
         yield connection
     finally:
         connection.close()
+        watch.close()
 
 
 def lock(database: Database) -> None:

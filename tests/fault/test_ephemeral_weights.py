@@ -67,7 +67,7 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     samplers = [loop.step()[0] for _ in range(NUM_STEPS)]
 
     stores = Stores.at(f"sqlite:///{served.home}/journal.db", SystemClock())
-    (size_bytes,) = served.query("SELECT DISTINCT size_bytes FROM ephemeral_weights")[0]
+    ((size_bytes,),) = served.query("SELECT DISTINCT size_bytes FROM ephemeral_weights WHERE tenant = ?", tenant)
     meanwhile = stores.accounting.stored(tenant)
     files = checkpoint_files(served) - before
     checkpoints = served.query("SELECT path FROM checkpoint WHERE tenant = ?", tenant)

@@ -37,5 +37,8 @@ def test_a_killed_api_costs_an_upload_nothing_but_a_pause(struck: Struck, tmp_pa
     assert told == [min(number * PART_BYTES, len(data)) for number in range(_PARTS + 2)]
     whole = openai.OpenAI(base_url=f"{struck.served.url}/v1", api_key=key).files.content(file.id).content
     assert whole == data
-    ((num_contents,),) = struck.served.query("SELECT COUNT(*) FROM file_content WHERE ended_at IS NULL")
+    kept = """
+        SELECT COUNT(*) FROM file_content JOIN tenant ON tenant.id = file_content.tenant
+        WHERE tenant.name = 'uploader' AND file_content.ended_at IS NULL"""
+    ((num_contents,),) = struck.served.query(kept)
     assert num_contents == 1

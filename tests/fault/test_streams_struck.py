@@ -64,7 +64,8 @@ def test_a_stream_whose_worker_is_killed_goes_on_where_it_was(
     served: Served, client: openai.OpenAI, answer: str
 ) -> None:
     stream = Stream(served, client)
-    stream.read(until=len(answer) // 4)
+    # Not much: on a busy machine what is read lags behind what is drawn.
+    stream.read(until=len(answer) // 20)
     before, state = stream.text, stream.operation()
     served.kill_engine()
     stream.read()

@@ -4,6 +4,8 @@ import json
 import os
 import secrets
 import time
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import structlog
@@ -63,7 +65,18 @@ class Exporting:
 
 
 @pytest.fixture(scope="module")
-def exporting(redis_url, make_database_url, tmp_path_factory, gguf_base):
+def start_exporting(redis_url, make_database_url, tmp_path_factory, gguf_base):
+    return partial(_exporting, redis_url, make_database_url, tmp_path_factory, gguf_base)
+
+
+@pytest.fixture(scope="module")
+def exporting(start_exporting):
+    with start_exporting() as made:
+        yield made
+
+
+@contextmanager
+def _exporting(redis_url, make_database_url, tmp_path_factory, gguf_base):
     home = tmp_path_factory.mktemp("home")
     settings = Settings(
         home=home,
@@ -326,8 +339,14 @@ def test_a_token_that_the_hub_refuses_is_not_in_what_is_told(exporting, tenant, 
 
 
 def test_a_process_that_is_killed_in_the_middle_leaves_what_is_whole_and_the_next_attempt_gives_the_same_bytes(
-    exporting, tenant
+    start_exporting,
 ):
+    # Of its own: who kills processes has others started, in the midst of a test.
+    with start_exporting() as exporting:
+        _kill_in_the_middle(exporting, exporting.new_tenant())
+
+
+def _kill_in_the_middle(exporting, tenant):
     checkpoint = exporting.checkpoint(tenant)
     calm = exporting.do(tenant, checkpoint, forms=["peft", "merged", "gguf"])
     spec = exporting.spec(tenant, checkpoint, forms=["peft", "merged", "gguf"])
