@@ -23,7 +23,7 @@ from twinkle.wire.sampling import parse_sample
 from twinkle.workers.engines import threads as threads_module
 from twinkle.workers.engines import timed_passes
 from twinkle.workers.engines.threads import (
-    FREE,
+    LEAST_USED,
     candidates,
     free_cores,
     kind_of_cpu,
@@ -91,14 +91,15 @@ def test_a_second_that_began_disturbed_decides_by_its_quiet_end() -> None:
 
 
 def test_cores_are_waited_for_until_they_are_free_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = [0.3, 1.2, 1.9, 2.0]
+    looks = [0.3, 1.2, 1.6, 2.0]
     monkeypatch.setattr(threads_module, "free_cores", lambda seconds: looks.pop(0))
 
     assert wait_for_cores(2)
     assert looks == [2.0]
 
-    monkeypatch.setattr(threads_module, "free_cores", lambda seconds: 1.7)
-    assert not wait_for_cores(2)
+    monkeypatch.setattr(threads_module, "free_cores", lambda seconds: 14.0)
+    assert not wait_for_cores(16)
+    assert wait_for_cores(15)
 
 
 def test_cores_that_others_use_are_not_free() -> None:
@@ -108,7 +109,7 @@ def test_cores_that_others_use_are_not_free() -> None:
     try:
         for process in busy:
             assert process.stdout is not None and process.stdout.readline()
-        assert free_cores(0.5) < FREE * len(cores)
+        assert free_cores(0.5) < len(cores) - LEAST_USED
     finally:
         for process in busy:
             process.kill()

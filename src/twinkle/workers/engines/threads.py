@@ -32,8 +32,9 @@ WORTH = 0.8
 and a pass waits for whichever of its threads was made to wait. What the additional ones take, others do not have."""
 LOOK_S = 0.5
 """How long cores are looked at before they count as free."""
-FREE = 0.9
-"""So much of the cores must be: something always runs."""
+MOST_USED = 0.1
+LEAST_USED = 0.5
+"""So much of the cores may be used by others, and half a core in any case: something always runs."""
 MOST_WAIT_S = 15.0
 """At a service's first start API, housekeeping and jobs worker start beside the worker, and take about as long."""
 MAX_RECORDS = 16
@@ -87,7 +88,7 @@ def wait_for_cores(number: int, *, most_s: float = MOST_WAIT_S) -> bool:
     """
     waited_s = 0.0
     while waited_s < most_s:
-        if free_cores(LOOK_S) >= FREE * number:
+        if free_cores(LOOK_S) >= number - max(LEAST_USED, MOST_USED * number):
             return True
         waited_s += LOOK_S
     return False
