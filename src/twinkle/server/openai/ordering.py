@@ -42,7 +42,7 @@ from twinkle.wire.sampling import SampleRequest, SamplingParams
 
 _SEED_BITS = 63
 _SESSION_KEY = "openai"
-# The client's own patience is ten minutes; between looks it may have hung up.
+# The client's own silence is ten minutes; between looks it may have hung up.
 _LONGEST_WAIT_S = 600.0
 _LOOK_S = 2.0
 
@@ -78,8 +78,8 @@ class Drawn:
     result: SampleResult
 
 
-class Patience:
-    """How long a client is kept waiting without anything to show."""
+class Silence:
+    """How long a client has waited without anything to show."""
 
     def __init__(self) -> None:
         self._ends_at = 0.0
@@ -107,11 +107,11 @@ async def draw(
 ) -> list[Drawn]:
     """Submit every drawing, then wait for all of them. Several draws for one request are each a ``part`` of it."""
     order = await prepare(server, request, tenant, model, text_model, drawings, part=part)
-    patience = Patience()
+    silence = Silence()
     try:
         await submit(server, order)
         return [
-            Drawn(request_id, await outcome(server, request, tenant, request_id, patience))
+            Drawn(request_id, await outcome(server, request, tenant, request_id, silence))
             for request_id in order.request_ids
         ]
     except (TwinkleError, ClientDisconnect):
@@ -177,7 +177,7 @@ async def give_up(server: Server, order: SampleOrder) -> None:
             await server.common.sql.run(server.artifacts.sampling_sessions.cancel, request_id, order.tenant)
 
 
-async def outcome(server: Server, request: Request, tenant: str, request_id: str, patience: Patience) -> SampleResult:
+async def outcome(server: Server, request: Request, tenant: str, request_id: str, silence: Silence) -> SampleResult:
     """Wait for the result of one operation.
 
     Raises:
@@ -195,7 +195,7 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
             raise TransientError("the server is about to stop; send the request again")
         if await request.is_disconnected():
             raise ClientDisconnect
-        if patience.is_over:
+        if silence.is_over:
             reason = await server.queue.meshes.why_waiting(owned.mesh)
             raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
 

@@ -24,7 +24,7 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import JsonObject, choices_of, usage_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.openai.growing_choice import GrowingChoice, Part, Wanted
-from twinkle.server.openai.ordering import Drawn, Patience, SampleOrder, give_up, outcome, prepare, submit
+from twinkle.server.openai.ordering import Drawn, SampleOrder, Silence, give_up, outcome, prepare, submit
 from twinkle.server.state import Server
 
 
@@ -108,7 +108,7 @@ async def _chunks(
     wanted: Wanted,
 ) -> AsyncGenerator[JsonObject, None]:
     changed = asyncio.Event()
-    patience = Patience()
+    silence = Silence()
     expected = {
         request_id: Expected(
             num_samples=drawing.num_samples,
@@ -125,7 +125,7 @@ async def _chunks(
         try:
             await submit(server, order, Listener(id=server.queue.token_feeds.id, scores=wanted.scores))
             outcomes = [
-                asyncio.create_task(_drawn(server, request, order.tenant, request_id, patience))
+                asyncio.create_task(_drawn(server, request, order.tenant, request_id, silence))
                 for request_id in order.request_ids
             ]
             for task in outcomes:
@@ -133,7 +133,7 @@ async def _chunks(
             prompts = _prompts(order, drawings, feeds, outcomes, text_model, wanted)
             async with aclosing(_parts(server, prompts, changed, text_model)) as parts:
                 async for part in parts:
-                    patience.renew()
+                    silence.renew()
                     for chunk in form.chunks(head_id, part):
                         yield chunk
             drawn = [task.result() for task in outcomes]
@@ -207,8 +207,8 @@ def _rest(prompt: _Prompt, drawn: Drawn, text_model: TextModel | None) -> list[P
     return [choice.finish(result) for choice, result in zip(prompt.choices, results, strict=True)]
 
 
-async def _drawn(server: Server, request: Request, tenant: str, request_id: str, patience: Patience) -> Drawn:
-    return Drawn(request_id, await outcome(server, request, tenant, request_id, patience))
+async def _drawn(server: Server, request: Request, tenant: str, request_id: str, silence: Silence) -> Drawn:
+    return Drawn(request_id, await outcome(server, request, tenant, request_id, silence))
 
 
 class ChunkStream(Response):

@@ -15,7 +15,7 @@ from twinkle.core.operation import FutureStatus
 from twinkle.scheduler.token_stream import ListenedSample, SampledInput
 from twinkle.server.answering.written_parts import answer_in_parts
 from twinkle.server.model_texts import TextModel
-from twinkle.server.openai.ordering import Patience, give_up, outcome, sample_result, submit
+from twinkle.server.openai.ordering import Silence, give_up, outcome, sample_result, submit
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.asking import Asked
 from twinkle.server.twinkle.calls import final_now, preferred_wait_s, ticket, until_final
@@ -41,11 +41,11 @@ async def answer_asked(request: Request, server: ServerState, tenant: str, asked
             return ticket(first)
         statuses = await _until_all_final(request, server, tenant, asked.order.request_ids, timeout_s=patience_s)
         return ticket(first) if statuses is None else await _answer(request, server, statuses, asked.inputs)
-    patience = Patience()
+    silence = Silence()
     try:
         await submit(server, asked.order)
         results = [
-            await outcome(server, request, tenant, request_id, patience) for request_id in asked.order.request_ids
+            await outcome(server, request, tenant, request_id, silence) for request_id in asked.order.request_ids
         ]
     except (TwinkleError, ClientDisconnect):
         await give_up(server, asked.order)

@@ -30,7 +30,7 @@ from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.processors.assembling import Assembler
 from twinkle.workers.processors.children import Children
-from twinkle.workers.processors.worker import ProcessorWorker, WorkerParts
+from twinkle.workers.processors.worker import ProcessorParts, ProcessorWorker
 from twinkle.workers.report import OperationReporter
 
 _SOCKET_TIMEOUT_S = 5.0
@@ -64,7 +64,7 @@ async def serving_processors(
             idle_s=settings.processor_process_idle_s,
         )
         worker = ProcessorWorker(
-            WorkerParts(
+            ProcessorParts(
                 stores=stores,
                 blobs=blobs,
                 keeper=keeper,

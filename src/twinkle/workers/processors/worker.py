@@ -49,7 +49,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerParts:
+class ProcessorParts:
     """What the worker is made of."""
 
     stores: Stores
@@ -78,7 +78,7 @@ class _Outcome:
 class ProcessorWorker:
     """Does the calls of all processors. Lives on one event loop; what blocks runs in threads."""
 
-    def __init__(self, parts: WorkerParts) -> None:
+    def __init__(self, parts: ProcessorParts) -> None:
         self._parts = parts
         self._journal = parts.stores.journal
         self._rung = asyncio.Event()
