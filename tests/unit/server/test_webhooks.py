@@ -136,8 +136,9 @@ def _run(stores: Stores, job: Job, *, state: JobState = JobState.SUCCEEDED) -> N
 def _deliver(stores: Stores, clock: HandClock, *, times: int = 6, allowed: Any = LOOPBACK, **more: Any) -> None:
     async def deliver() -> None:
         webhooks = Webhooks(hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=allowed, **more)
-        for _ in range(times):
-            await webhooks.deliver_due()
+        with webhooks.threads:
+            for _ in range(times):
+                await webhooks.deliver_due()
 
     asyncio.run(deliver())
 
