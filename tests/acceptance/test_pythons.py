@@ -14,11 +14,14 @@ from harness.environment import environment_python, interpreter_of
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = ["contract", *(f"unit/{room}" for room in ("cli", "client", "scheduler", "server", "tasks", "wire"))]
 # They compare with torch, with our own sampler, or with what the SDK makes of tensors, which it does by torch; or they
-# run the library, as processors do.
+# run the library, as processors do, or make a model.
 NEED_TORCH = [
     "--ignore=tests/contract/test_custom_losses.py",
     "--ignore=tests/contract/test_prompt_sharing.py",
+    "--ignore=tests/unit/cli/test_cli_data.py",
+    "--ignore=tests/unit/cli/test_starts.py",
     "--ignore=tests/unit/server/test_custom_losses.py",
+    "--ignore=tests/unit/server/test_file_clients.py",
     "--ignore=tests/unit/server/test_twinkle_processors.py",
     "--ignore=tests/unit/wire/test_loss_graph.py",
     "--ignore=tests/unit/wire/test_protobuf.py",
