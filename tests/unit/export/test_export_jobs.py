@@ -75,6 +75,13 @@ def exporting(start_exporting):
         yield made
 
 
+@pytest.fixture
+def own_exporting(start_exporting):
+    """For who kills its processes: others start in the midst of the test, and end with it."""
+    with start_exporting() as made:
+        yield made
+
+
 @contextmanager
 def _exporting(redis_url, make_database_url, tmp_path_factory, gguf_base):
     home = tmp_path_factory.mktemp("home")
@@ -339,14 +346,9 @@ def test_a_token_that_the_hub_refuses_is_not_in_what_is_told(exporting, tenant, 
 
 
 def test_a_process_that_is_killed_in_the_middle_leaves_what_is_whole_and_the_next_attempt_gives_the_same_bytes(
-    start_exporting,
+    own_exporting,
 ):
-    # Of its own: who kills processes has others started, in the midst of a test.
-    with start_exporting() as exporting:
-        _kill_in_the_middle(exporting, exporting.new_tenant())
-
-
-def _kill_in_the_middle(exporting, tenant):
+    exporting, tenant = own_exporting, own_exporting.new_tenant()
     checkpoint = exporting.checkpoint(tenant)
     calm = exporting.do(tenant, checkpoint, forms=["peft", "merged", "gguf"])
     spec = exporting.spec(tenant, checkpoint, forms=["peft", "merged", "gguf"])
