@@ -52,7 +52,8 @@ class Deployment:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/api/v1/readyz", timeout=2, trust_env=False).status_code == 200
+            # Reading certificates, of which HTTP has none, takes 40 ms of CPU time from who starts, each time.
+            return httpx.get(f"{self.url}/api/v1/readyz", timeout=2, trust_env=False, verify=False).status_code == 200
         except httpx.TransportError:
             return False
 
