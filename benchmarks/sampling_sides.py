@@ -20,7 +20,16 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedSampler, SteppedTorchSampler, SteppedVLLMSampler
 
-Way = Literal["torch_base", "torch_mix", "vllm_base", "vllm_mix", "generate", "peft_one_by_one"]
+Way = Literal[
+    "torch_base",
+    "torch_mix",
+    "launched_base",
+    "launched_mix",
+    "vllm_base",
+    "vllm_mix",
+    "generate",
+    "peft_one_by_one",
+]
 
 NUM_ADAPTERS = 7
 RANK = 16
@@ -89,14 +98,16 @@ def write_adapters(home: Path, device: str = "cpu") -> None:
 class SamplerSide:
     """A sampler of ours, with either backend."""
 
-    def __init__(self, home: Path, threads: int, device: str, *, backend: Literal["torch", "vllm"]) -> None:
+    def __init__(
+        self, home: Path, threads: int, device: str, *, backend: Literal["torch", "vllm"], graphs: bool = True
+    ) -> None:
         model_folder = str(home / "model")
         self._sampler: SteppedSampler
         if backend == "torch":
             prepare_environment()
             torch.set_num_threads(threads)
             self._sampler = SteppedTorchSampler(
-                FusedLoraModel.from_pretrained(model_folder, device=device), slots=SLOTS
+                FusedLoraModel.from_pretrained(model_folder, device=device), slots=SLOTS, graphs=graphs
             )
         else:
             torch.set_num_threads(threads)
@@ -192,6 +203,11 @@ def torch_side(home: Path, threads: int, device: str) -> Side:
     return SamplerSide(home, threads, device, backend="torch")
 
 
+def launched_side(home: Path, threads: int, device: str) -> Side:
+    """Returns our own sampler without graphs, which a GPU has."""
+    return SamplerSide(home, threads, device, backend="torch", graphs=False)
+
+
 def vllm_side(home: Path, threads: int, device: str) -> Side:
     """Returns our sampler on vLLM."""
     return SamplerSide(home, threads, device, backend="vllm")
@@ -199,6 +215,7 @@ def vllm_side(home: Path, threads: int, device: str) -> Side:
 
 SIDES: Mapping[Build, tuple[Way, ...]] = {
     torch_side: ("torch_base", "torch_mix"),
+    launched_side: ("launched_base", "launched_mix"),
     GenerateSide: ("generate", "peft_one_by_one"),
     vllm_side: ("vllm_base", "vllm_mix"),
 }

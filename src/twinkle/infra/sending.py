@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+
+ALIGNED_BYTES = 16
+"""Where kernels expect arrays to begin."""
 
 
 def send(values: Sequence[float] | np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -45,6 +49,39 @@ class Parcel:
         """Send what was put in; neither side waits for the other."""
         if self._num_values:
             self._there[: self._num_values].copy_(self._here[: self._num_values], non_blocking=True)
+
+
+class FixedParcel:
+    """Arrays that go to the same places on a device again and again, in one copy: for work that is recorded once.
+
+    Args:
+        kinds: The shape and the dtype of each.
+        device: Where they go.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
+        self._device = device
+        self._spans: list[slice] = []
+        end = 0
+        for shape, dtype in kinds:
+            start = end + -end % ALIGNED_BYTES
+            end = start + math.prod(shape) * dtype.itemsize
+            self._spans.append(slice(start, end))
+        self._there = torch.zeros(end, dtype=torch.uint8, device=device)
+        self.tensors = [
+            self._there[span].view(dtype).view(shape) for span, (shape, dtype) in zip(self._spans, kinds, strict=True)
+        ]
+        """Where they are on the device."""
+
+    def send(self, arrays: Sequence[np.ndarray]) -> None:
+        """Send them all, of their shapes and dtypes; neither side waits for the other."""
+        here = torch.zeros(len(self._there), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        for span, tensor, array in zip(self._spans, self.tensors, arrays, strict=True):
+            told = torch.from_numpy(np.ascontiguousarray(array))
+            if told.shape != tensor.shape or told.dtype != tensor.dtype:
+                raise ValueError(f"{told.dtype} {tuple(told.shape)} for {tensor.dtype} {tuple(tensor.shape)}")
+            here[span].view(told.dtype).view(told.shape).copy_(told)
+        self._there.copy_(here, non_blocking=True)
 
 
 class Arriving:

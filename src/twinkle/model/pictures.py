@@ -168,7 +168,7 @@ class TokenRange:
 
 def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tensor, PackedPictures | None]:
     """The positions of a packed row, [T] or with pictures [3, T], and the pictures in it."""
-    positions = send(_packed_positions(ranges), torch.int64, device)
+    positions = send(packed_positions(ranges), torch.int64, device)
     rows: list[np.ndarray] = []
     pieces: list[tuple[PictureFeatures, int, int]] = []
     row = 0
@@ -191,7 +191,8 @@ def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tens
     return positions, packed
 
 
-def _packed_positions(ranges: Sequence[TokenRange]) -> Positions:
+def packed_positions(ranges: Sequence[TokenRange]) -> Positions:
+    """The positions of a packed row, [T] or with pictures [3, T]."""
     plain = [np.arange(span.start, span.end) for span in ranges]
     if all(span.layout is None or span.layout.one_axis for span in ranges):
         return np.concatenate(plain)

@@ -10,11 +10,11 @@ Shapes: T packed tokens, I inputs, O outputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -35,7 +35,7 @@ from twinkle.module.adapter import (
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import fits_kernel, supports_grouped_products
 from twinkle.module.lora_check import kernels_for
-from twinkle.module.lora_tables import Places
+from twinkle.module.lora_tables import Places, padded_rank
 from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
@@ -43,12 +43,31 @@ from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, Segmen
 from twinkle.module.shared_input import SharedInputLinears, Weight, products, siblings_of
 from twinkle.module.stacked import StackedRoute
 from twinkle.module.stacks import AdapterStacks, StackShape
-from twinkle.module.tabled import TabledRoute
+from twinkle.module.tabled import FixedRoute, PathRoute, TabledRoute
 from twinkle.module.targets import Target, TargetKind, beside_experts
 
 _log = event_log()
 
 __all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
+
+
+class InPlace:
+    """Routes of Linears whose adapters are read where they lie."""
+
+    def __init__(self, places: Places, kernels: Any, device: torch.device) -> None:
+        self._places, self._kernels, self._device = places, kernels, device
+
+    def route(self, segments: Sequence[Segment], num_rows: int, others: Callable[[], RoutedPass]) -> TabledRoute:
+        """Of one pass."""
+        return TabledRoute(segments, num_rows, self._places, kernels=self._kernels, device=self._device, others=others)
+
+    def fixed_route(self, num_rows: int, rank: int) -> FixedRoute:
+        """Of one that is recorded."""
+        return FixedRoute(num_rows, rank, self._places, kernels=self._kernels, device=self._device)
+
+    def padded_rank(self, adapters: Sequence[LoraAdapter]) -> int:
+        """Of its kernels; 0 if nobody is there."""
+        return padded_rank(adapters, self._places) if adapters else 0
 
 
 class LoraLinear(torch.nn.Module):
@@ -73,7 +92,7 @@ class LoraLinear(torch.nn.Module):
         if of_rows is x:
             return computed
         route = self._routing.now
-        if self.followers and isinstance(route, TabledRoute):
+        if self.followers and isinstance(route, PathRoute):
             return self._with_followers(x, route)
         updates = route.updates(self.path)
         x_TI = x.reshape(-1, self.in_features)
@@ -85,7 +104,7 @@ class LoraLinear(torch.nn.Module):
             updates.add(y_TO, x_TI)
         return y_TO.view(*x.shape[:-1], self.out_features)
 
-    def _with_followers(self, x: torch.Tensor, route: TabledRoute) -> torch.Tensor:
+    def _with_followers(self, x: torch.Tensor, route: PathRoute) -> torch.Tensor:
         linears = (self, *self.followers)
         updates = route.together([linear.path for linear in linears])
         weights, biases = [linear._weight for linear in linears], [linear.bias for linear in linears]
@@ -140,12 +159,12 @@ class LoraPool:
         """What grouped products keep of adapters, where the device has these."""
         within = [target for target in targets if target.kind != "unembed"]
         kernels = kernels_for(self._device.type, self._compute_dtype)
-        self._in_place: Callable[..., TabledRoute] | None = None
+        self._in_place: InPlace | None = None
         shared: list[tuple[str, ...]] = []
         if kernels is not None:
             shared += siblings_of({target.path: target.in_features for target in within if target.num_experts is None})
             places = Places([path for siblings in shared for path in siblings])
-            self._in_place = partial(TabledRoute, places=places, kernels=kernels, device=self._device)
+            self._in_place = InPlace(places, kernels, self._device)
             within = [target for target in within if target.num_experts is not None]
         if _are_grouped(within, self._device, self._compute_dtype):
             self.stacks = AdapterStacks(
@@ -243,7 +262,23 @@ class LoraPool:
         The pass is about to take ``beside_bytes`` of the device's memory.
         """
         others = partial(self._route_of_others, segments, num_rows, beside_bytes)
-        return others() if self._in_place is None else self._in_place(segments, num_rows, others=others)
+        return others() if self._in_place is None else self._in_place.route(segments, num_rows, others)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether what adapters add to layers is the same launches for any adapters, so that a pass can be recorded."""
+        within = [target for target in self._targets if target.kind != "unembed"]
+        return self._in_place is not None and all(target.num_experts is None for target in within)
+
+    def padded_rank(self, adapters: Iterable[LoraAdapter | None]) -> int:
+        """The ``rank`` of a :meth:`fixed_route` for these adapters; 0 if there is none among them."""
+        assert self._in_place is not None
+        return self._in_place.padded_rank([adapter for adapter in adapters if adapter is not None])
+
+    def fixed_route(self, num_rows: int, rank: int) -> FixedRoute:
+        """The route of passes without gradients that are one record; only where ``can_be_recorded``."""
+        assert self._in_place is not None
+        return self._in_place.fixed_route(num_rows, rank)
 
     @property
     def sums_neighbours(self) -> bool:

@@ -9,7 +9,7 @@ either, R padded rank; M members of a group of layers (in ``ranges``: ranges of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from twinkle.infra.sending import Parcel, send
+from twinkle.infra.sending import FixedParcel, Parcel, send
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraPair
 from twinkle.module.stacked import Group
 
@@ -42,6 +42,16 @@ class Places:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = {path: number for number, path in enumerate(paths)}
         self._known: WeakKeyDictionary[LoraAdapter, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """How many paths there are."""
+        return len(self._paths)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
 
     def number(self, path: str) -> int:
         """The row of a path."""
@@ -92,7 +102,7 @@ class Tables:
             default=0,
         )
         laid_out = [known.of(group.adapter) for group in groups]
-        rank = _power_of_two(max(int(places_P3[:, 2].max(initial=1)) for places_P3, _ in laid_out))
+        rank = padded_rank((group.adapter for group in groups), known)
         tile_rows = LEAST_SIDE if longest <= LEAST_SIDE or rank > WIDE_RANK else ROWS_OF_TILE
         parts = [
             _tiles(groups, starts, tile_rows),
@@ -172,6 +182,63 @@ class Tables:
         return {"RANK": self.rank, "TILE": self.tile_rows, "BLOCK": features, "num_stages": stages}
 
 
+class FixedTables:
+    """Tables of rows without gradients that stay where they are on the device, for a pass that is recorded once.
+
+    Who owns which rows is told anew between two runs of it. There are as many tiles as rows; those that nobody needs
+    have no rows, and belong to a last owner of no rank.
+    """
+
+    def __init__(self, num_rows: int, rank: int, known: Places, kernels: Any, device: torch.device) -> None:
+        self._known = known
+        self._num_rows = num_rows
+        num_groups = num_rows + 1
+        self._parcel = FixedParcel(
+            [
+                ((num_rows, 3), torch.int64),
+                ((num_groups,), torch.int64),
+                ((len(known), num_groups, 3), torch.int64),
+                ((len(known), num_groups), torch.float32),
+            ],
+            device,
+        )
+        tiles, bases, places, scales = self._parcel.tensors
+        self.tables = Tables(
+            tiles=tiles,
+            bases=bases,
+            places=places,
+            takers=torch.empty(0, 4, dtype=torch.int64, device=device),
+            ranges=torch.empty(0, 2, dtype=torch.int64, device=device),
+            scales=scales,
+            tile_rows=LEAST_SIDE,
+            rank=rank,
+            kernels=kernels,
+            device=device,
+        )
+
+    def tell(self, groups: Sequence[Group]) -> None:
+        """Send whose the rows are; none of the owners has a larger rank."""
+        starts = [0, *(group.end for group in groups[:-1])]
+        nobody = self._num_rows
+        tiles_N3 = np.tile(np.array([0, 0, nobody], np.int64), (self._num_rows, 1))
+        used_N3 = _tiles(groups, starts, LEAST_SIDE)
+        tiles_N3[: len(used_N3)] = used_N3
+        bases_G = np.zeros(nobody + 1, np.int64)
+        places_PG3 = np.zeros((len(self._known), nobody + 1, 3), np.int64)
+        scales_PG = np.zeros((len(self._known), nobody + 1), np.float32)
+        for number, group in enumerate(groups):
+            if group.adapter is not None:
+                bases_G[number] = group.adapter.address
+                places_PG3[:, number], scales_PG[:, number] = self._known.of(group.adapter)
+        self._parcel.send([tiles_N3, bases_G, places_PG3, scales_PG])
+
+
+def padded_rank(adapters: Iterable[LoraAdapter | None], known: Places) -> int:
+    """What the kernels take for the largest rank among some adapters."""
+    ranks = [int(known.of(adapter)[0][:, 2].max(initial=1)) for adapter in adapters if adapter is not None]
+    return max(LEAST_SIDE, 1 << (max(ranks, default=1) - 1).bit_length())
+
+
 def _thrice(values: Sequence[T]) -> tuple[T, T, T]:
     """As the kernels take what up to three members have each."""
     return values[0], values[min(1, len(values) - 1)], values[-1]
@@ -183,10 +250,6 @@ def _widths(matrices: Sequence[torch.Tensor]) -> list[int]:
 
 def _strides(matrices: Sequence[torch.Tensor]) -> list[int]:
     return [matrix.stride(0) for matrix in matrices]
-
-
-def _power_of_two(rank: int) -> int:
-    return max(LEAST_SIDE, 1 << (rank - 1).bit_length())
 
 
 def _padded(part: np.ndarray) -> np.ndarray:

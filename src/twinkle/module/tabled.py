@@ -8,16 +8,18 @@ Shapes: M members of a group, T packed tokens, I inputs, O outputs, R padded ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from twinkle.module.adapter import LoraAdapter
 from twinkle.module.expert_rows import Assignments
-from twinkle.module.lora_tables import Places, Tables
+from twinkle.module.lora_tables import FixedTables, Places, Tables
 from twinkle.module.packed_products import LayerUpdates, NoUpdates
 from twinkle.module.segmented import RoutedPass, Segment
-from twinkle.module.stacked import groups_of
+from twinkle.module.stacked import Group, groups_of
 
 MOST_MEMBERS = 3
 """Of a group, as the kernels take them."""
@@ -74,8 +76,34 @@ class TabledUpdates:
         self._group.add_gradients([dy_TO], dx_TI=dx_TI, x_TI=x_TI, saved=saved)
 
 
-class TabledRoute:
-    """Who owns which packed tokens of a pass; experts go another way."""
+class PathRoute:
+    """Who owns which packed tokens of a pass, of Linears whose updates are made by these kernels.
+
+    Args:
+        tables: Of the pass; none if nobody owns anything.
+        places: Where each path's matrices lie.
+        trained: The paths that some owner trains.
+    """
+
+    def __init__(self, tables: Tables | None, places: Places, trained: Collection[str]) -> None:
+        self._tables = tables
+        self._places = places
+        self._trained = trained
+
+    def updates(self, path: str) -> LayerUpdates:
+        """See :class:`RoutedPass`."""
+        if self._tables is None or path not in self._trained:
+            return NoUpdates()
+        return TabledUpdates(self.together([path]))
+
+    def together(self, paths: Sequence[str]) -> GroupUpdates:
+        """What the adapters add to Linears with the same rows, whose paths follow one another in ``places``."""
+        is_trained = any(path in self._trained for path in paths)
+        return GroupUpdates(self._tables if is_trained else None, self._places.number(paths[0]))
+
+
+class TabledRoute(PathRoute):
+    """Of a pass that is made once; experts go another way."""
 
     def __init__(
         self,
@@ -88,30 +116,59 @@ class TabledRoute:
         others: Callable[[], RoutedPass],
     ) -> None:
         groups = groups_of(segments, num_rows)
-        self._trained = {path for group in groups if group.adapter is not None for path in group.adapter.compute_views}
-        self._places = places
+        trained = {path for group in groups if group.adapter is not None for path in group.adapter.compute_views}
+        super().__init__(Tables.of(groups, places, kernels, device) if trained else None, places, trained)
         self._others = others
         self._route_of_others: RoutedPass | None = None
-        self._tables: Tables | None = None
-        if self._trained:
-            self._tables = Tables.of(groups, places, kernels, device)
-
-    def updates(self, path: str) -> LayerUpdates:
-        """See :class:`RoutedPass`."""
-        if self._tables is None or path not in self._trained:
-            return NoUpdates()
-        return TabledUpdates(self.together([path]))
-
-    def together(self, paths: Sequence[str]) -> GroupUpdates:
-        """What the adapters add to Linears with the same rows, whose paths follow one another in ``places``."""
-        tables = None if self._trained.isdisjoint(paths) else self._tables
-        return GroupUpdates(tables, self._places.number(paths[0]))
 
     def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
         """See :class:`RoutedPass`."""
         if self._route_of_others is None:
             self._route_of_others = self._others()
         return self._route_of_others.assign(experts_TK, num_experts)
+
+
+class FixedRoute(PathRoute):
+    """Of a pass without gradients and without experts that is recorded once: each time owners are told anew.
+
+    Args:
+        num_rows: Packed tokens.
+        rank: What the kernels take for the owners' largest, as ``rank_of`` says it; 0 if the base model is alone.
+    """
+
+    def __init__(self, num_rows: int, rank: int, places: Places, *, kernels: Any, device: torch.device) -> None:
+        self._num_rows = num_rows
+        self._fixed = FixedTables(num_rows, rank, places, kernels, device) if rank else None
+        self._told: list[tuple[weakref.ref[LoraAdapter] | None, int]] | None = None
+        # Of a recorded pass no layer can be left out because nobody trains it now.
+        super().__init__(None if self._fixed is None else self._fixed.tables, places, places)
+
+    def tell(self, segments: Sequence[Segment]) -> None:
+        """Send whose rows they are, unless they are whose they were."""
+        if self._fixed is None:
+            return
+        groups = groups_of(segments, self._num_rows)
+        if not self._is_told(groups):
+            self._fixed.tell(groups)
+            self._told = [
+                (None if group.adapter is None else weakref.ref(group.adapter), group.end) for group in groups
+            ]
+
+    def _is_told(self, groups: Sequence[Group]) -> bool:
+        return (
+            self._told is not None
+            and len(self._told) == len(groups)
+            and all(
+                end == group.end
+                and (None if of is None else of()) is group.adapter
+                and (of is None) == (group.adapter is None)
+                for (of, end), group in zip(self._told, groups, strict=True)
+            )
+        )
+
+    def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
+        """See :class:`RoutedPass`."""
+        raise NotImplementedError("a recorded pass through experts")
 
 
 def _by_rows(x_TF: torch.Tensor) -> torch.Tensor:

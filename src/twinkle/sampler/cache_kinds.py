@@ -9,6 +9,7 @@ import torch
 from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import Segment
+from twinkle.module.paged_decode import decode_kernel_for
 from twinkle.module.paged_varlen import PAGE_TOKENS, paged_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.tried import is_quick
@@ -122,7 +123,8 @@ class _Asking(CachedAttention):
         form: AttentionForm,
     ) -> torch.Tensor:
         self.has_kernel |= form.chunk is None and (
-            paged_kernel_for(query_1HTD, key_1GTD, form) is not None
+            decode_kernel_for(query_1HTD, key_1GTD, form) is not None
+            or paged_kernel_for(query_1HTD, key_1GTD, form) is not None
             or kernel_for(query_1HTD, key_1GTD, form) is not None
         )
         return super().__call__(layer_index, query_1HTD, key_1GTD, value_1GTD, form=form)

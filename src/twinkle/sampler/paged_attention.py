@@ -1,7 +1,8 @@
 """Attention of a packed pass over pages: what all pieces write goes to its place with one kernel a layer.
 
-One call for all pieces where the device has a kernel that reads pages (``twinkle.module.paged_varlen``). Where it has
-one for packed sequences alone (``twinkle.module.varlen``), keys and values are laid side by side first, with one kernel
+One call for all pieces where the device has a kernel that reads pages: our own for a token of each sequence
+(``twinkle.module.paged_decode``), torch's for longer pieces (``twinkle.module.paged_varlen``). Where it has one for
+packed sequences alone (``twinkle.module.varlen``), keys and values are laid side by side first, with one kernel
 a layer. For layers that neither knows, each piece's are gathered and attended by themselves. Where things lie is told
 to the device once a pass.
 
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from twinkle.infra.sending import send
 from twinkle.module.packed_attention import SequenceRecords
+from twinkle.module.paged_decode import decode_kernel_for
 from twinkle.module.paged_varlen import PagedKeys, paged_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.varlen import Ends, Kernel, attend_packed, kernel_for
@@ -42,10 +44,11 @@ class PagedAttention:
         self.states = CachedStates(pieces)
         self._pool = pool
         self._pieces = pieces
+        self._are_single = all(piece.num_tokens == 1 for piece in pieces)
         self._apart = PieceByPiece(pieces, device)
-        self._slots_T = send(_slots(pieces, pool.page_tokens, [piece.start for piece in pieces]), torch.int64, device)
+        self._slots_T = send(slots_of(pieces, pool.page_tokens, [piece.start for piece in pieces]), torch.int64, device)
         self._queries = Ends([piece.num_tokens for piece in pieces], device)
-        self._keys = PagedKeys([piece.end for piece in pieces], _table(pieces, pool.page_tokens), device)
+        self._keys = PagedKeys([piece.end for piece in pieces], table_of(pieces, pool.page_tokens), device)
         self._side_by_side: dict[int | None, tuple[torch.Tensor, Ends]] = {}
         self._device = device
 
@@ -59,7 +62,12 @@ class PagedAttention:
         form: AttentionForm,
     ) -> torch.Tensor:
         """Returns the attended values [1, T, H, D]."""
-        layer_2NPGD = self._write(layer_index, torch.stack((key_1GTD, value_1GTD)))
+        layer_2NPGD = self._pool.write(layer_index, torch.stack((key_1GTD, value_1GTD)), self._slots_T)
+        single = decode_kernel_for(query_1HTD, key_1GTD, form) if self._are_single else None
+        if single is not None:
+            query_SHD = query_1HTD[0].transpose(0, 1)
+            lies = {"used_S": self._keys.used_S, "table_SM": self._keys.table_SM}
+            return single.attend(query_SHD, *layer_2NPGD.unbind(0), **lies, form=form)
         kernel = paged_kernel_for(query_1HTD, key_1GTD, form)
         if kernel is not None:
             query_THD = query_1HTD[0].transpose(0, 1)
@@ -74,7 +82,7 @@ class PagedAttention:
         """See :class:`PackedAttention`; records lie in the pages as keys, and their second half as values."""
         width = records_TR.shape[1]
         halves_2TD = functional.pad(records_TR, (0, width % 2)).unflatten(1, (2, -1)).transpose(0, 1)
-        layer_2NPGD = self._write(layer_index, halves_2TD[:, None, None])
+        layer_2NPGD = self._pool.write(layer_index, halves_2TD[:, None, None], self._slots_T)
         found = []
         for row, piece in enumerate(self._pieces):
             first_1GSD, second_1GSD = self._held(layer_2NPGD, row, 0)
@@ -82,19 +90,13 @@ class PagedAttention:
             found.append(SequenceRecords(piece.start, rows_SR))
         return found
 
-    def _write(self, layer_index: int, kv_21GTD: torch.Tensor) -> torch.Tensor:
-        """Where the layer's keys and values lie [2, N, P, G, D], these included."""
-        layer_2NPGD = self._pool.layer(layer_index, kv_21GTD[0])
-        layer_2NPGD.flatten(1, 2).index_copy_(1, self._slots_T, kv_21GTD[:, 0].transpose(1, 2))
-        return layer_2NPGD
-
     def _attend_side_by_side(
         self, kernel: Kernel, layer_2NPGD: torch.Tensor, query_1HTD: torch.Tensor, form: AttentionForm
     ) -> torch.Tensor:
         if form.window not in self._side_by_side:
             firsts = [form.first_key(piece.start) for piece in self._pieces]
             lengths = [piece.end - first for piece, first in zip(self._pieces, firsts, strict=True)]
-            slots_K = send(_slots(self._pieces, self._pool.page_tokens, firsts), torch.int64, self._device)
+            slots_K = send(slots_of(self._pieces, self._pool.page_tokens, firsts), torch.int64, self._device)
             self._side_by_side[form.window] = slots_K, Ends(lengths, self._device)
         slots_K, ends = self._side_by_side[form.window]
         key_KGD, value_KGD = layer_2NPGD.flatten(1, 2).index_select(1, slots_K).unbind(0)
@@ -112,8 +114,8 @@ class PagedAttention:
         return key_1GSD, value_1GSD
 
 
-def _slots(pieces: Sequence[Piece[PagedCache]], page_tokens: int, firsts: Sequence[int]) -> np.ndarray:
-    """Where each piece's positions from its first on lie, counting the positions of all pages."""
+def slots_of(pieces: Sequence[Piece[PagedCache]], page_tokens: int, firsts: Sequence[int]) -> np.ndarray:
+    """Returns where each piece's positions from its first on lie, counting the positions of all pages."""
     slots = []
     for piece, first in zip(pieces, firsts, strict=True):
         positions = np.arange(first, piece.end)
@@ -121,8 +123,8 @@ def _slots(pieces: Sequence[Piece[PagedCache]], page_tokens: int, firsts: Sequen
     return np.concatenate(slots)
 
 
-def _table(pieces: Sequence[Piece[PagedCache]], page_tokens: int) -> np.ndarray:
-    """The pages of each piece's sequence up to its end [R, M]; behind those some page, which is not looked at."""
+def table_of(pieces: Sequence[Piece[PagedCache]], page_tokens: int) -> np.ndarray:
+    """Returns the pages of each piece's sequence up to its end [R, M]; behind those some page that nobody looks at."""
     counts = [blocks_for(piece.end, page_tokens) for piece in pieces]
     table_RM = np.zeros((len(pieces), max(counts)), dtype=np.int32)
     for row_M, piece, count in zip(table_RM, pieces, counts, strict=True):

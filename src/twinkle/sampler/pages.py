@@ -6,7 +6,7 @@ without the device; before a pass the pool settles once what that comes to: memo
 in pages that are given on. A kernel may load whole pages and multiply what lies behind a sequence's end by nothing,
 and NaN times nothing is NaN: what one sequence left behind must not be met by another.
 
-Shape suffixes: N pages, P positions of a page, G key-value heads, D head size; 2 is keys, values.
+Shape suffixes: N pages, P positions of a page, T tokens, G key-value heads, D head size; 2 is keys, values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Page:
         self.num_owners = 0
         self.num_keepers = 0
         self.num_pins = 0
-        """Copies of it that are yet to be made."""
+        """Copies of it that are yet to be made, and whoever lets it take what nobody reads."""
 
     @property
     def is_kept_only(self) -> bool:
@@ -57,6 +57,8 @@ class PagePool:
         self._memory = unbounded(torch.device("cpu"))
         self.epoch = 0
         """Counts how often pages were moved."""
+        self.tensor_epoch = 0
+        """Counts how often the memory that they lie in was another one afterwards."""
         self.num_owned = 0
         self.num_kept_only = 0
         self.num_keepers = 0
@@ -119,6 +121,16 @@ class PagePool:
         """It is not kept for others any more."""
         self._change(page, keepers=-1)
 
+    def take_spare(self) -> Page:
+        """Gives a page that no sequence has, to take what nobody will read; it is given up by ``drop_spare``."""
+        page = self.take()
+        self._change(page, owners=-1, pins=1)
+        return page
+
+    def drop_spare(self, page: Page) -> None:
+        """Nothing is written there any more."""
+        self._change(page, pins=-1)
+
     def own_alone(self, page: Page) -> Page:
         """Gives a sequence a copy of its own, if it shares the page."""
         if not page.is_shared:
@@ -161,7 +173,17 @@ class PagePool:
             num_groups, _, head_size = like_1GTD.shape[1:]
             shape = (2, self._num_tensor_pages, self.page_tokens, num_groups, head_size)
             layer_2NPGD = self._layers_2NPGD[layer_index] = like_1GTD.new_zeros(shape)
+            self.tensor_epoch += 1
             self._page_bytes[layer_index] = layer_2NPGD.nbytes // self._num_tensor_pages
+        return layer_2NPGD
+
+    def write(self, layer_index: int, kv_21GTD: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
+        """Puts keys and values of tokens where ``slots_T`` says, counting the positions of all pages.
+
+        Returns where the layer's lie [2, N, P, G, D], these included.
+        """
+        layer_2NPGD = self.layer(layer_index, kv_21GTD[0])
+        layer_2NPGD.flatten(1, 2).index_copy_(1, slots_T, kv_21GTD[:, 0].transpose(1, 2))
         return layer_2NPGD
 
     def add_reader(self, reader: object) -> None:
@@ -196,6 +218,7 @@ class PagePool:
         self._holes.clear()
         # First, as a layer that is larger than that does no harm.
         self._num_tensor_pages = count
+        self.tensor_epoch += 1
         for layer_index, layer_2NPGD in list(self._layers_2NPGD.items()):
             if count:
                 self._layers_2NPGD[layer_index] = layer_2NPGD[:, :count].contiguous()
@@ -216,6 +239,7 @@ class PagePool:
         page_bytes = max(1, self.page_bytes)
         spare = max(0, self._memory.free_bytes - twice) // page_bytes
         num_pages = max(needed, min(2 * self._num_tensor_pages, num_pages + kept_bytes // page_bytes, needed + spare))
+        self.tensor_epoch += 1
         for layer_index, layer_2NPGD in self._layers_2NPGD.items():
             if layer_2NPGD.shape[1] < num_pages:
                 larger = layer_2NPGD.new_empty(2, num_pages, *layer_2NPGD.shape[2:])

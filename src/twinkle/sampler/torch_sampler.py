@@ -21,11 +21,12 @@ from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.infra.sending import send
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.pictures import PictureLayout, TokenRange, pack
+from twinkle.model.pictures import PictureLayout
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.cache_kinds import caches_for
 from twinkle.sampler.caches import Caches
+from twinkle.sampler.passes import PackedPasses
 from twinkle.sampler.places import most_of_group, with_guests
 from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of, slots_within
 from twinkle.sampler.prefixes import PrefixCache, PromptChunk
@@ -34,7 +35,7 @@ from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, che
 from twinkle.sampler.sequence import Stretch
 from twinkle.sampler.stepped import Outcome, SteppedSampler
 from twinkle.sampler.stops import stop_rule
-from twinkle.sampler.unread import DrawnBatch, token_ids_of
+from twinkle.sampler.unread import DrawnBatch
 
 DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
@@ -61,6 +62,7 @@ class SteppedTorchSampler(SteppedSampler):
             step late and the token after it dropped; by default on an accelerator. Results are the same.
         decode_text: The tokenizer's decode, needed for stop strings.
         caches: Where keys and values are kept; by default as the device has kernels for it.
+        graphs: Whether passes that only decode are recorded, where the device and the model allow it.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class SteppedTorchSampler(SteppedSampler):
         reads_behind: bool | None = None,
         decode_text: DecodeText | None = None,
         caches: Caches | None = None,
+        graphs: bool = True,
     ) -> None:
         self._reads_behind = model.device.type != "cpu" if reads_behind is None else reads_behind
         self._unread: list[DrawnBatch] = []
@@ -90,6 +93,8 @@ class SteppedTorchSampler(SteppedSampler):
             kv_tokens = max(self._slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
         self._caches = caches_for(model) if caches is None else caches
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length, caches=self._caches)
+        # Made first, as it gives way before the pool does, in which a page is its own.
+        self._passes = PackedPasses(model, self._caches, graphs=graphs)
         self._caches.live_in(model.memory, num_blocks=self._budget.num_blocks, kept_bytes=kept_bytes)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
@@ -182,6 +187,7 @@ class SteppedTorchSampler(SteppedSampler):
             self.cancel(progress.request.key)
         self._unread.clear()
         self._prefixes.clear()
+        self._passes.close()
 
     def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
         """See :class:`SteppedSampler`."""
@@ -285,17 +291,9 @@ class SteppedTorchSampler(SteppedSampler):
 
     def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> list[DrawnBatch]:
         """What is drawn from its logits."""
-        device = self._model.device
-        token_ids_T = token_ids_of(works, device)
         fresh: list[DrawnBatch] = []
-        position_ids_T, pictures = pack(
-            [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works], device
-        )
-        owners = [(work.progress.adapter, work.piece.num_tokens) for work in works]
-        ends = list(accumulate(num_tokens for _, num_tokens in owners))
-        attention = self._caches.attention([work.piece for work in works])
-        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments_of(owners), attention, pictures)
-
+        hidden_TH, remember = self._passes.run(works)
+        ends = list(accumulate(work.piece.num_tokens for work in works))
         for work, end in zip(works, ends, strict=True):
             if work.continuation is None:
                 self._score_prompt(work, hidden_TH[end - work.piece.num_tokens : end], failures)
@@ -307,7 +305,7 @@ class SteppedTorchSampler(SteppedSampler):
             logits_NV = self._model.logits(rows_NH, segments)
             fresh = self._take_logits([work for work, _ in choosing], logits_NV)
         # Nothing that could fail lies between a token that is appended and a state that is taken over.
-        attention.states.commit()
+        remember()
         for progress, chunk in [(work.progress, work.chunk) for work in works if work.chunk is not None]:
             progress.count_chunk()
             if self._keeps_prompts:

@@ -174,6 +174,11 @@ class WorkerSettings(SettingsGroup):
         description="device memory for what layers that carry a state (Qwen3.5, Nemotron-H) remember of the sequences"
         " sampled at once; fewer are, where it has no room for all",
     )
+    sampler_graphs: bool = Field(
+        default=True,
+        description="on CUDA: passes that only decode are recorded as CUDA graphs where the model allows it, and run"
+        " with one launch; false launches kernel by kernel, for finding out what a graph hides",
+    )
     prompt_cache_groups: dict[str, list[str]] = Field(
         default={},
         description="tenants that share computed prompts and can tell what the others sent, like"

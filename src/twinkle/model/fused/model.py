@@ -48,6 +48,7 @@ from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention
+from twinkle.module.tabled import FixedRoute
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
 
@@ -112,6 +113,7 @@ class FusedLoraModel:
         if self.pictures is not None:
             self.memory.add_guest("pictures", self.pictures)
         self.ranks = ranks
+        self.is_sharded = shard
         mode, product = measure_determinism(self.device, unembedding.weight.dtype)
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = probe or Probe(model, self.device)
@@ -348,7 +350,7 @@ class FusedLoraModel:
         self,
         token_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        segments: Sequence[Segment],
+        segments: Sequence[Segment] | FixedRoute,
         attention: PackedAttention,
         pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
@@ -367,12 +369,16 @@ class FusedLoraModel:
         self,
         embeddings_TH: torch.Tensor,
         positions_T: torch.Tensor,
-        segments: Sequence[Segment],
+        segments: Sequence[Segment] | FixedRoute,
         attention: PackedAttention,
         pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
         kept = self._recomputation.of_pass(embeddings_TH.shape[0])
-        route = self.pool.route(segments, embeddings_TH.shape[0], beside_bytes=kept.num_bytes)
+        route = (
+            segments
+            if isinstance(segments, FixedRoute)
+            else self.pool.route(segments, embeddings_TH.shape[0], beside_bytes=kept.num_bytes)
+        )
         with self.pool.routed(route), self._recomputation.keeping(kept, lambda: self.pool.routed(route)):
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),

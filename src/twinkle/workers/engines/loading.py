@@ -288,6 +288,7 @@ def _make_sampler(
             kv_tokens=room.kv_tokens,
             state_bytes=room.state_bytes,
             decode_text=decode_text,
+            graphs=settings.sampler_graphs,
         )
     before = free_bytes(model.device)
     sampler = SteppedVLLMSampler(

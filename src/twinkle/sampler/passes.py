@@ -1,0 +1,51 @@
+"""What the works of a pass are as tensors, and their hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.pictures import TokenRange, pack, packed_positions
+from twinkle.sampler.caches import Caches
+from twinkle.sampler.decode_graphs import DecodePass, graphs_for
+from twinkle.sampler.planning import Work, segments_of
+from twinkle.sampler.unread import token_ids_of
+
+
+class PackedPasses:
+    """Runs a sampler's model, with records of passes over single tokens where there are such."""
+
+    def __init__(self, model: FusedLoraModel, caches: Caches, *, graphs: bool = True) -> None:
+        self._model, self._caches = model, caches
+        self._graphs = graphs_for(model, caches) if graphs else None
+
+    def run(self, works: Sequence[Work]) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Returns the hidden states [T, H] of works, which are there until the next pass, and what lets the caches
+        remember the pass: until then it can be made again.
+        """
+        device = self._model.device
+        token_ids_T = token_ids_of(works, device)
+        ranges = [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works]
+        pieces = [work.piece for work in works]
+        segments = segments_of([(work.progress.adapter, work.piece.num_tokens) for work in works])
+
+        if self._graphs is not None and all(work.continuation is not None for work in works):
+            decoded = DecodePass(pieces, token_ids_T, packed_positions(ranges), segments)  # type: ignore[arg-type]  # pages
+
+            def launched() -> torch.Tensor:
+                positions_T, _ = pack(ranges, device)
+                return self._model.run_packed(token_ids_T, positions_T, segments, self._caches.attention(pieces))
+
+            return self._graphs.hidden(decoded, launched), lambda: None
+
+        positions_T, pictures = pack(ranges, device)
+        attention = self._caches.attention(pieces)
+        hidden_TH = self._model.run_packed(token_ids_T, positions_T, segments, attention, pictures)
+        return hidden_TH, attention.states.commit
+
+    def close(self) -> None:
+        """Gives up what is recorded."""
+        if self._graphs is not None:
+            self._graphs.clear()
