@@ -13,7 +13,7 @@ from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.sampler.attention import Piece
 from twinkle.sampler.paged_attention import PagedAttention
 from twinkle.sampler.paged_cache import KeptPages, PagedCache
-from twinkle.sampler.pages import PagePool
+from twinkle.sampler.pages import Page, PagePool
 
 PAGE = 4
 LONGEST = 14
@@ -26,7 +26,7 @@ def write(cache: PagedCache, start: int, values: list[float], pool: PagePool) ->
     attention = PagedAttention(pool, [Piece(cache, start, len(values))], CPU)
     keys = torch.tensor(values).view(1, 1, -1, 1)
     for layer in range(2):
-        attention._write(layer, torch.stack((keys + layer, -keys)))
+        pool.write(layer, torch.stack((keys + layer, -keys)), attention._slots_T)
     assert all(each.is_inference() for each in pool._layers_2NPGD.values())  # as in a step of the sampler
 
 
@@ -53,6 +53,8 @@ class Pools(RuleBasedStateMachine):
         self.pool.live_in(unbounded(CPU), num_pages=6, kept_bytes=0)
         self.sequences: list[tuple[PagedCache, list[float]]] = []
         self.kept: list[tuple[KeptPages, list[float]]] = []
+        self.spare: list[Page] = []
+        self.seen: tuple[int, list[int]] = (-1, [])
         self.next_value = 0.0
 
     def one(self, number: int) -> tuple[PagedCache, list[float]]:
@@ -132,6 +134,20 @@ class Pools(RuleBasedStateMachine):
             self.sequences.pop(number % len(self.sequences))[0].release()
 
     @rule()
+    @torch.inference_mode()
+    def take_spare(self) -> None:
+        """It takes what nobody reads, whatever that is."""
+        self.spare.append(self.pool.take_spare())
+        self.pool.settle()
+        for layer_2NPGD in self.pool._layers_2NPGD.values():
+            layer_2NPGD[:, self.spare[-1].index] = torch.nan
+
+    @rule()
+    def drop_spare(self) -> None:
+        if self.spare:
+            self.pool.drop_spare(self.spare.pop())
+
+    @rule()
     def trim(self) -> None:
         self.pool.trim()
 
@@ -147,10 +163,20 @@ class Pools(RuleBasedStateMachine):
         kept = {page for each, _ in self.kept for page in each.pages}
         assert self.pool.num_owned == len(owned)
         assert self.pool.num_kept_only == len(kept - owned)
-        assert self.pool.num_pages == len(owned | kept)
-        assert len({page.index for page in owned | kept}) == len(owned | kept)
+        every = owned | kept | set(self.spare)
+        assert self.pool.num_pages == len(owned | kept) + len(self.spare) == len(every)
+        assert len({page.index for page in every}) == len(every)
+
+    @invariant()
+    def whoever_knows_addresses_is_told_when_they_change(self) -> None:
+        addresses = [layer.data_ptr() for layer in self.pool._layers_2NPGD.values()]
+        epoch, before = self.seen
+        assert addresses == before or self.pool.tensor_epoch != epoch
+        self.seen = self.pool.tensor_epoch, addresses
 
     def teardown(self) -> None:
+        for page in self.spare:
+            self.pool.drop_spare(page)
         for cache, _ in self.sequences:
             cache.release()
         for kept, _ in self.kept:
