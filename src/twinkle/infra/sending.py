@@ -77,7 +77,7 @@ class FixedParcel:
         """Send them all, of their shapes and dtypes; neither side waits for the other."""
         here = torch.zeros(len(self._there), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         for span, tensor, array in zip(self._spans, self.tensors, arrays, strict=True):
-            told = torch.from_numpy(np.ascontiguousarray(array))
+            told = torch.from_numpy(np.array(array, order="C"))
             if told.shape != tensor.shape or told.dtype != tensor.dtype:
                 raise ValueError(f"{told.dtype} {tuple(told.shape)} for {tensor.dtype} {tuple(tensor.shape)}")
             here[span].view(told.dtype).view(told.shape).copy_(told)
