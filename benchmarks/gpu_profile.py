@@ -21,7 +21,8 @@ WAITS = "called a synchronizing"
 SHOWN = 8
 PROMPT_TOKENS = 64
 SEQUENCES = 16
-WARM_UP = 3
+WARM_UP = 8
+"""A step is a graph by then."""
 TIMED = 5
 
 
