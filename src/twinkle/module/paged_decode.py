@@ -116,16 +116,16 @@ def _tried(
     has_sinks: bool,
 ) -> DecodeKernel | None:
     """The kernels, if they run there and are right; else a line in the log says why."""
-    form = {"num_sharing": num_sharing, "is_windowed": is_windowed, "is_capped": is_capped, "has_sinks": has_sinks}
+    asked: dict[str, Any] = {"num_sharing": num_sharing, "is_windowed": is_windowed}
+    asked |= {"head_size": head_size, "is_capped": is_capped, "has_sinks": has_sinks}
     kernels = own_kernels(
         MODULE,
-        lambda each: relative_error(each, torch.device(device_type), dtype, head_size=head_size, **form),
+        lambda each: relative_error(each, torch.device(device_type), dtype, **asked),
         device_type=device_type,
         dtype=dtype,
         event="device.no_paged_decode_kernel",
         instead="torch's kernels attend to the last tokens of sequences as they do to others, in more launches",
-        head_size=head_size,
-        **form,
+        **asked,
     )
     return None if kernels is None else DecodeKernel(kernels)
 
@@ -176,7 +176,7 @@ def relative_error(
         query_SHD, *pool_2NPGD.unbind(), used_S=used_S, table_SM=table_SM.to(device), form=form
     )[0]
     right_SHD = torch.stack(expected)
-    off_S, norm_S = ((each.flatten(1).norm(dim=1)) for each in (found_SHD.double() - right_SHD, right_SHD))
+    off_S, norm_S = (each.flatten(1).norm(dim=1) for each in (found_SHD.double() - right_SHD, right_SHD))
     return float((off_S / norm_S.clamp(min=1e-9)).max())
 
 
