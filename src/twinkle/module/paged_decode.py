@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from twinkle.module.paged_varlen import PAGE_TOKENS
 from twinkle.module.scaled_attention import AttentionForm, attend
 from twinkle.module.tried import own_kernels
 
@@ -25,7 +26,7 @@ SPLIT = 512
 BLOCK = 64
 """Keys at a time at most; a page has a whole number of blocks."""
 FEWEST_KEYS = 16
-"""In a block, and so in a page; as many rows a product has at least."""
+"""In a block, and so in a page; a product has as many rows at least."""
 SPLITS = 16
 """Combined at a time."""
 HEAD_SIZES = (16, 32, 64, 128, 256)
@@ -33,7 +34,7 @@ MOST_SHARING = 64
 """Query heads of a key head: all of them are rows of one product."""
 LENGTHS = (1, 0, SPLIT + BLOCK + 5, 2 * SPLIT + 1, 40)
 """Of what is tried: a row without keys among them, and more than a split."""
-TRIED_PAGE, TRIED_WINDOW = 256, 259
+TRIED_WINDOW = PAGE_TOKENS + 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class DecodeKernel:
                     query_SHD, key_NPGD, value_NPGD, parts_SHKD, maxima_SHK, sums_SHK, used_S, table_SM,
                     table_SM.stride(0), num_heads, num_groups, num_splits, form.scale, cap, window,
                     IS_CAPPED=form.cap is not None, IS_WINDOWED=form.window is not None,
-                    ROWS=max(FEWEST_KEYS, _power_of_two(num_heads // num_groups)), SIZE=size, PAGE=page_tokens,
+                    ROWS=_num_rows(num_heads // num_groups), SIZE=size, PAGE=page_tokens,
                     SPLIT=SPLIT, BLOCK=gcd(BLOCK, page_tokens), num_stages=_num_stages(size),
                 )  # fmt: skip
                 self.kernels.combine_splits[(num_sequences, num_heads)](
@@ -100,7 +101,8 @@ def decode_kernel_for(query_1HTD: torch.Tensor, key_1GTD: torch.Tensor, form: At
     if size not in HEAD_SIZES or key_1GTD.shape[-1] != size or sharing > MOST_SHARING:
         return None
     is_windowed, is_capped, has_sinks = (each is not None for each in (form.window, form.cap, form.sinks))
-    return _tried(query_1HTD.device.type, query_1HTD.dtype, size, sharing > 1, is_windowed, is_capped, has_sinks)
+    device_type, dtype = query_1HTD.device.type, query_1HTD.dtype
+    return _tried(device_type, dtype, size, _tried_instead(sharing), is_windowed, is_capped, has_sinks)
 
 
 @cache
@@ -108,22 +110,22 @@ def _tried(
     device_type: str,
     dtype: torch.dtype,
     head_size: int,
-    is_shared: bool,
+    num_sharing: int,
     is_windowed: bool,
     is_capped: bool,
     has_sinks: bool,
 ) -> DecodeKernel | None:
     """The kernels, if they run there and are right; else a line in the log says why."""
-    form = {"is_shared": is_shared, "is_windowed": is_windowed, "is_capped": is_capped, "has_sinks": has_sinks}
+    asked: dict[str, Any] = {"num_sharing": num_sharing, "is_windowed": is_windowed}
+    asked |= {"head_size": head_size, "is_capped": is_capped, "has_sinks": has_sinks}
     kernels = own_kernels(
         MODULE,
-        lambda each: relative_error(each, torch.device(device_type), dtype, head_size=head_size, **form),
+        lambda each: relative_error(each, torch.device(device_type), dtype, **asked),
         device_type=device_type,
         dtype=dtype,
         event="device.no_paged_decode_kernel",
         instead="torch's kernels attend to the last tokens of sequences as they do to others, in more launches",
-        head_size=head_size,
-        **form,
+        **asked,
     )
     return None if kernels is None else DecodeKernel(kernels)
 
@@ -135,16 +137,16 @@ def relative_error(
     dtype: torch.dtype,
     *,
     head_size: int = 64,
-    is_shared: bool = True,
+    num_sharing: int = 3,
     is_windowed: bool = False,
     is_capped: bool = False,
     has_sinks: bool = False,
 ) -> float:
     """The largest of some sequences, by norm; pages lie backwards, and what lies behind their ends is NaN."""
-    num_groups, num_heads = 2, 6 if is_shared else 2
-    counts = [-(-length // TRIED_PAGE) for length in LENGTHS]
+    num_groups, num_heads = 2, 2 * num_sharing
+    counts = [-(-length // PAGE_TOKENS) for length in LENGTHS]
     generator = torch.Generator().manual_seed(0)
-    shape = (2, sum(counts), TRIED_PAGE, num_groups, head_size)
+    shape = (2, sum(counts), PAGE_TOKENS, num_groups, head_size)
     pool_2NPGD = torch.randn(shape, generator=generator).to(device, dtype)
     # Peaked, so that a key too many or too few shows.
     query_SHD = 2 * torch.randn(len(LENGTHS), num_heads, head_size, generator=generator).to(device, dtype)
@@ -164,7 +166,7 @@ def relative_error(
         if count == 0:
             expected.append(torch.zeros(num_heads, head_size, dtype=torch.float64, device=device))
             continue
-        pool_2NPGD[:, pages[-1], length - (count - 1) * TRIED_PAGE :] = torch.nan
+        pool_2NPGD[:, pages[-1], length - (count - 1) * PAGE_TOKENS :] = torch.nan
         lying_2SGD = pool_2NPGD[:, pages.to(device)].flatten(1, 2).double()
         seen = lying_2SGD[:, form.first_key(length - 1) : length].transpose(1, 2)[:, None]
         exact = AttentionForm(form.scale, cap=form.cap, sinks=None if form.sinks is None else form.sinks.double())
@@ -174,7 +176,7 @@ def relative_error(
         query_SHD, *pool_2NPGD.unbind(), used_S=used_S, table_SM=table_SM.to(device), form=form
     )[0]
     right_SHD = torch.stack(expected)
-    off_S, norm_S = ((each.flatten(1).norm(dim=1)) for each in (found_SHD.double() - right_SHD, right_SHD))
+    off_S, norm_S = (each.flatten(1).norm(dim=1) for each in (found_SHD.double() - right_SHD, right_SHD))
     return float((off_S / norm_S.clamp(min=1e-9)).max())
 
 
@@ -182,6 +184,16 @@ def _num_splits(num_keys: int, window: int | None) -> int:
     """At most, of a table of so many keys; a window begins somewhere in a split."""
     num_splits = -(-num_keys // SPLIT)
     return num_splits if window is None else min(num_splits, (window + SPLIT - 2) // SPLIT + 1)
+
+
+def _num_rows(num_sharing: int) -> int:
+    return max(FEWEST_KEYS, _power_of_two(num_sharing))
+
+
+def _tried_instead(num_sharing: int) -> int:
+    """What is compiled is the same for all numbers that fill the same rows; none of these does."""
+    rows = _num_rows(num_sharing)
+    return min(num_sharing, 3) if rows == FEWEST_KEYS else rows // 2 + 1
 
 
 def _num_stages(head_size: int) -> int:

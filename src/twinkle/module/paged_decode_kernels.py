@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-VARYING = ["used", "window", "heads", "num_splits"]
+VARYING = ["maxima", "sums", "used", "window", "heads", "num_splits"]
 
 
 @triton.jit

@@ -209,11 +209,11 @@ def test_wrong_kernels_are_told_from_right_ones(kernel: str, broken: Any, asked:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("asked", [{}, {"is_windowed": True}, {"is_capped": True}, {"has_sinks": True}], ids=str)
-@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("num_sharing", [1, 3, 17])
 def test_right_ones_are_right_enough_in_half_precision(
-    is_shared: bool, asked: dict[str, bool], dtype: torch.dtype
+    num_sharing: int, asked: dict[str, bool], dtype: torch.dtype
 ) -> None:
-    assert relative_error(DecodeKernels(), CPU, dtype, is_shared=is_shared, **asked) < TOLERANCE / 2
+    assert relative_error(DecodeKernels(), CPU, dtype, num_sharing=num_sharing, **asked) < TOLERANCE / 2
 
 
 def test_it_is_tried_once_for_what_is_asked_and_said_once_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,11 @@ def test_it_is_tried_once_for_what_is_asked_and_said_once_if_it_is_wrong(monkeyp
         found = decode_kernel_for(query, key, AttentionForm(1.0, window=7))
         assert found is not None and found.kernels.attend_splits is kernels.attend_splits
         assert decode_kernel_for(query, key, AttentionForm(2.0, window=70)) is found
+        assert decode_kernel_for(query.new_zeros(1, 24, 1, 32), key, AttentionForm(2.0, window=7)) is found
         assert kernels.attend_splits.num_calls == 1
+        # What has more rows is compiled anew.
+        assert decode_kernel_for(query.new_zeros(1, 34, 1, 32), key, AttentionForm(2.0, window=70)) is not None
+        assert kernels.attend_splits.num_calls == 2
         assert said == []
         kernels.attend_splits._run = takes_pages_in_order(kernels.attend_splits._run)
         for _ in range(2):
@@ -235,7 +239,7 @@ def test_it_is_tried_once_for_what_is_asked_and_said_once_if_it_is_wrong(monkeyp
     paged_decode._tried.cache_clear()
     (line,) = said
     assert line["event"] == "device.no_paged_decode_kernel"
-    assert (line["head_size"], line["is_shared"], line["is_windowed"]) == (32, True, False)
+    assert (line["head_size"], line["num_sharing"], line["is_windowed"]) == (32, 3, False)
 
 
 @pytest.mark.parametrize(
