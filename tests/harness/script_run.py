@@ -1,4 +1,8 @@
-"""Runs a script as its reader would, in a process of its own and an empty folder, and reads what it tells."""
+"""Runs a script in a process of its own and an empty folder, and reads what it tells.
+
+As its reader would, by a fresh interpreter or by torchrun, where a test asks for that; else by processes that are
+forked from one that has the libraries (`harness.preloaded`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.preloaded import run_preloaded
 from twinkle.infra.network import find_free_port
 
 TIME_LIMIT_S = 240
@@ -58,6 +63,7 @@ def run_script(
     environment: Mapping[str, str],
     *,
     ranks: int = 0,
+    is_fresh: bool = False,
     arguments: tuple[str, ...] = (),
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Run:
@@ -67,8 +73,9 @@ def run_script(
         text: Of the script.
         folder: Made if need be; the working directory.
         environment: What is set beyond what this process has.
-        ranks: Processes that torchrun starts; without it, plain Python. Each rank then leaves what it holds of the
-            weights at every save (`harness.watched_script`).
+        ranks: Processes as torchrun starts them; without it, one. Each rank then leaves what it holds of the weights
+            at every save (`harness.watched_script`).
+        is_fresh: By an interpreter that has imported nothing, ranks by torchrun itself.
         arguments: Of the script.
         time_limit_s: After which it is ended.
 
@@ -77,25 +84,34 @@ def run_script(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(text)
-    command = [sys.executable, "train.py", *arguments]
-    if ranks:
-        launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={find_free_port()}"]
-        command = [sys.executable, *launcher, str(WATCHER), "train.py", *arguments]
     # Tiny models are quickest on one thread, and ranks and other tests want the cores as well.
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    whole = {**os.environ, **threads, **environment, "PYTHONPATH": path}
+    script, given = (WATCHER, ("train.py", *arguments)) if ranks else (folder / "train.py", arguments)
+    if is_fresh:
+        launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={find_free_port()}"]
+        code, output = _run_fresh([*(launcher if ranks else []), str(script), *given], whole, folder, time_limit_s)
+    else:
+        code, output = run_preloaded(script, whole, folder=folder, arguments=given, ranks=ranks, timeout_s=time_limit_s)
+    assert code == 0, f"the script ended with {code}:\n{output[-6000:]}"
+    return Run(folder, output)
+
+
+def _run_fresh(
+    command: list[str], environment: Mapping[str, str], folder: Path, time_limit_s: float
+) -> tuple[int, str]:
     run = subprocess.run(
-        command,
+        [sys.executable, *command],
         cwd=folder,
-        env={**os.environ, **threads, **environment, "PYTHONPATH": path},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=time_limit_s,
         check=False,
     )
-    assert run.returncode == 0, f"the script ended with {run.returncode}:\n{run.stdout[-6000:]}"
-    return Run(folder, run.stdout)
+    return run.returncode, run.stdout
 
 
 def assert_ranks_hold_the_same(run: Run, ranks: int) -> None:

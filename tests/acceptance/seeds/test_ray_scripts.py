@@ -35,7 +35,8 @@ def run(
         text = text.replace("range(1000)", f"range({rows})")
     if is_local:
         text = text.replace("mode='ray'", "mode='local'")
-    return run_script(text, folder, world.environment, ranks=ranks if is_local else 0, time_limit_s=TIME_LIMIT_S)
+    local_ranks = ranks if is_local else 0
+    return run_script(text, folder, world.environment, ranks=local_ranks, is_fresh=True, time_limit_s=TIME_LIMIT_S)
 
 
 def assert_it_learned(done: Run, world: HubWorld, model_class: str) -> None:

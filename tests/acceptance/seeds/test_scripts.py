@@ -31,13 +31,17 @@ def run_seed(scripts: list[Script], world: HubWorld, tmp_path_factory: pytest.Te
     done: dict[tuple[str, int], Run] = {}
 
     def run(name: str, *, ranks: int = 0, sizes: str = "") -> Run:
+        # Of each kind one: as the document says, by torchrun, and by an interpreter that has imported nothing.
+        is_fresh = ranks > 0 or name == PACKING[0]
         if (name, ranks) not in done:
             text = named[name].text
             if sizes:
                 text, count = re.subn(r"from_sizes\(.*?\)", f"from_sizes({sizes})", text)
                 assert count == 1, "the line that says the sizes"
             folder = tmp_path_factory.mktemp(name.replace(":", "-"))
-            done[name, ranks] = run_script(text, folder, world.environment, ranks=ranks, time_limit_s=280)
+            done[name, ranks] = run_script(
+                text, folder, world.environment, ranks=ranks, is_fresh=is_fresh, time_limit_s=280
+            )
         return done[name, ranks]
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,10 +61,9 @@ def test_two_workers_come_to_the_numbers_of_two_ranks_under_torchrun(layout: str
     folder = str(tmp_path / "model")
     make_family(tmp_path / "model", "qwen3_moe" if layout == "experts" else "qwen3")
 
-    on_ray = run_script(text, tmp_path / "ray", RAY, arguments=(folder, layout, "ray"), time_limit_s=TIME_LIMIT_S)
-    ranked = run_script(
-        text, tmp_path / "torchrun", {}, arguments=(folder, layout, "local"), ranks=2, time_limit_s=TIME_LIMIT_S
-    )
+    fresh: dict[str, Any] = {"is_fresh": True, "time_limit_s": TIME_LIMIT_S}
+    on_ray = run_script(text, tmp_path / "ray", RAY, arguments=(folder, layout, "ray"), **fresh)
+    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(folder, layout, "local"), ranks=2, **fresh)
 
     ours, theirs = (json.loads((run.folder / "came_to.json").read_text()) for run in (on_ray, ranked))
     assert ours == theirs
