@@ -191,6 +191,8 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another --port" in done.stderr
 
 
+# seeds/test_twinkle_scripts.py and seeds/test_twinkle_cookbook.py train against services of such models.
+@pytest.mark.soak
 def test_a_model_is_served_by_its_id_from_a_hubs_cache_while_no_hub_answers(tmp_path: Path) -> None:
     world = make_hub_world(tmp_path / "hubs", models=("Qwen/Qwen3-4B",))
     with Served(tmp_path / "home", model="ms://Qwen/Qwen3-4B", **world.environment) as service:

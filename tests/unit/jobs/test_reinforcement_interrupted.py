@@ -21,6 +21,9 @@ GRPO, DISTILL = JobKind.REINFORCEMENT, JobKind.DISTILL
 SPEC = {"steps": 3, "batch_size": 2, "eval_fraction": 0.2, "eval_every": 2, "checkpoint_every": 2, "seed": 11}
 CUTS = Cuts()
 POLICY = {**SPEC, "group_size": 3, "kl_coef": 0.1}
+GRPO_CUTS = [(1, False), (3, False), (4, False), (5, False), (5, True), (6, False), (6, True), (7, False), (8, False)]
+DISTILL_CUTS = [(4, False), (5, False), (6, True)]
+"""Here there are no grades to be saved in the middle of a step."""
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +51,16 @@ def distilled(**values: Any) -> JsonObject:
     return {**spec, "teacher": spec["model"]}
 
 
+# A job goes on by the same steps, whichever database holds it: each kind on one, on the other in soak.
 @pytest.mark.parametrize(
-    ("kind", "cuts"),
+    ("settings", "kind", "cuts"),
     [
-        # In those of the second kind there are no grades to be saved in the middle of a step.
-        (
-            GRPO,
-            [(1, False), (3, False), (4, False), (5, False), (5, True), (6, False), (6, True), (7, False), (8, False)],
-        ),
-        (DISTILL, [(4, False), (5, False), (6, True)]),
+        pytest.param("sqlite", GRPO, GRPO_CUTS, id="sqlite-grpo"),
+        pytest.param("postgres", DISTILL, DISTILL_CUTS, id="postgres-distill"),
+        pytest.param("postgres", GRPO, GRPO_CUTS, id="postgres-grpo", marks=pytest.mark.soak),
+        pytest.param("sqlite", DISTILL, DISTILL_CUTS, id="sqlite-distill", marks=pytest.mark.soak),
     ],
-    ids=["grpo", "distill"],
+    indirect=["settings"],
 )
 def test_wherever_an_attempt_is_cut_off_the_next_one_goes_on_and_nothing_is_done_twice(
     rig: JobRig, tenant: str, worker: FakeWorker, kind: JobKind, cuts: list[tuple[int, bool]]
