@@ -28,7 +28,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
         # Its one tenant makes a few runs for every kill and ends none of their sessions.
         "TWINKLE_TENANT_MAX_ADAPTERS": "0",
-        "TWINKLE_JOB_LEASE_S": "3",
+        "TWINKLE_JOB_LEASE_S": "5",
     }
     with Served(folder / "home", model="null", flags=("--engine", "null"), **settings, **crashes.variables) as served:
         yield Struck(served, crashes)
