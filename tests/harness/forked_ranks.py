@@ -3,8 +3,8 @@
     run_script(SCRIPT, folder, {}, arguments=(NUM_RANKS, MODULE, ARGUMENT...))
 
 Each calls ``MODULE.main()`` in the environment that torchrun would give it; importing our packages and Megatron is done
-once, and torch and transformers were there before (`harness.preloaded`). torchrun itself starts a script of the
-documents.
+once, and torch and transformers were there before (`harness.preloaded`). torchrun itself starts the scripts of the
+documents and of the cookbook.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from harness import preloaded_process
 from twinkle.core.process.parent_death import dies_with
-from twinkle.infra.network import find_free_port
 
 READ_AT_IMPORT = ("HF_", "MODELSCOPE_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "KMP_", "LD_", "PYTHON")
 """Prefixes of variables that libraries, or the interpreter, read once: who imports for a script has the script's."""
@@ -28,34 +27,29 @@ def run_preloaded(
     *,
     folder: Path,
     arguments: Sequence[str],
-    ranks: int,
     timeout_s: float,
 ) -> tuple[int, str]:
-    """Run ``python SCRIPT ARGUMENT...``; its exit code, of ranks that of the first that failed, and what it said.
+    """Run ``python SCRIPT ARGUMENT...``; its exit code, and what it said.
 
     Args:
         script: Its path.
         environment: All of it.
         folder: The working directory.
         arguments: Of the script.
-        ranks: Processes with the variables that torchrun would give them; 0 for one process without.
-        timeout_s: After which they are ended.
+        timeout_s: After which it is ended.
 
     Raises:
-        subprocess.TimeoutExpired: They were.
+        subprocess.TimeoutExpired: It was.
     """
     read = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
     always = {name: environment[name] for name in ("PATH", "HOME", "TMPDIR", "LC_ALL") if name in environment}
     process = _preloaded(tuple(sorted({**always, **read}.items())))
-    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
-    each = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] or [{}]
     output = folder / "said.log"
     output.write_bytes(b"")
-    common = {"script": str(script), "arguments": list(arguments), "folder": str(folder), "output": str(output)}
-    orders = [{**common, "environment": {**environment, **of_rank}} for of_rank in each]
+    order = {"script": str(script), "arguments": list(arguments), "folder": str(folder), "output": str(output)}
+    order |= {"environment": dict(environment)}
     assert process.stdin is not None and process.stdout is not None
-    print(json.dumps({"orders": orders, "timeout_s": timeout_s}), file=process.stdin, flush=True)
+    print(json.dumps({"orders": [order], "timeout_s": timeout_s}), file=process.stdin, flush=True)
     code = json.loads(process.stdout.readline() or '"the process that forks scripts has ended"')
     said = output.read_text(errors="replace")
     if code is None:

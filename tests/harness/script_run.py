@@ -73,9 +73,9 @@ def run_script(
         text: Of the script.
         folder: Made if need be; the working directory.
         environment: What is set beyond what this process has.
-        ranks: Processes as torchrun starts them; without it, one. Each rank then leaves what it holds of the weights
+        ranks: Processes that torchrun starts; without it, one. Each rank then leaves what it holds of the weights
             at every save (`harness.watched_script`).
-        is_fresh: By an interpreter that has imported nothing, ranks by torchrun itself.
+        is_fresh: By an interpreter that has imported nothing, as ranks always are.
         arguments: Of the script.
         time_limit_s: After which it is ended.
 
@@ -89,11 +89,11 @@ def run_script(
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
     whole = {**os.environ, **threads, **environment, "PYTHONPATH": path}
     script, given = (WATCHER, ("train.py", *arguments)) if ranks else (folder / "train.py", arguments)
-    if is_fresh:
+    if is_fresh or ranks:
         launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={find_free_port()}"]
         code, output = _run_fresh([*(launcher if ranks else []), str(script), *given], whole, folder, time_limit_s)
     else:
-        code, output = run_preloaded(script, whole, folder=folder, arguments=given, ranks=ranks, timeout_s=time_limit_s)
+        code, output = run_preloaded(script, whole, folder=folder, arguments=given, timeout_s=time_limit_s)
     assert code == 0, f"the script ended with {code}:\n{output[-6000:]}"
     return Run(folder, output)
 

@@ -31,8 +31,8 @@ def run_seed(scripts: list[Script], world: HubWorld, tmp_path_factory: pytest.Te
     done: dict[tuple[str, int], Run] = {}
 
     def run(name: str, *, ranks: int = 0, sizes: str = "") -> Run:
-        # Of each kind one: as the document says, by torchrun, and by an interpreter that has imported nothing.
-        is_fresh = ranks > 0 or name == PACKING[0]
+        # One by an interpreter that has imported nothing, as a reader has it; ranks by torchrun, as the document says.
+        is_fresh = name == PACKING[0]
         if (name, ranks) not in done:
             text = named[name].text
             if sizes:

@@ -23,12 +23,6 @@ print(json.dumps({
     "main": sys.modules["__main__"].__dict__ is globals(),
 }))
 """
-FAILS_ON_ONE = """
-import os, pathlib, signal, sys
-if os.environ["RANK"] == "1":
-    sys.exit(3)
-signal.pause()
-"""
 Run = Callable[..., tuple[int, str]]
 
 
@@ -36,14 +30,13 @@ Run = Callable[..., tuple[int, str]]
 def run(tmp_path: Path) -> Run:
     """Runs a text from a folder of its own."""
 
-    def run(text: str, *, ranks: int = 0, timeout_s: float = 120, **environment: str) -> tuple[int, str]:
+    def run(text: str, *, timeout_s: float = 120, **environment: str) -> tuple[int, str]:
         (tmp_path / "script.py").write_text(text)
         return run_preloaded(
             tmp_path / "script.py",
             {**os.environ, **environment},
             folder=tmp_path,
             arguments=("one", "two"),
-            ranks=ranks,
             timeout_s=timeout_s,
         )
 
@@ -75,17 +68,6 @@ def test_an_exception_is_told_and_a_script_leaves_nothing_to_the_next(run: Run) 
 
     assert code == 1 and "before" in said and said.endswith("KeyError: 'what'\n") and "Traceback" in said
     assert run("import os, sys\nassert 'LEFT' not in os.environ and 'twinkle' not in sys.modules") == (0, "")
-
-
-def test_ranks_know_of_each_other_and_one_that_fails_ends_the_others(run: Run) -> None:
-    code, said = run(
-        "import os\n"
-        "os.write(1, (' '.join(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')) + '\\n').encode())",
-        ranks=2,
-    )
-
-    assert code == 0 and sorted(said.splitlines()) == ["0 0 2", "1 1 2"]
-    assert run(FAILS_ON_ONE, ranks=2)[0] == 3
 
 
 def test_what_takes_too_long_is_ended_and_the_next_one_runs(run: Run) -> None:

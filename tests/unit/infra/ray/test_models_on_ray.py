@@ -36,7 +36,7 @@ def test_two_workers_that_share_weights_sequences_or_experts_give_the_numbers_of
 
     on_ray = train(models_dir, tmp_path / "ray")
     text = "from harness.two_ranks import main\nmain()\n"
-    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(str(models_dir),), ranks=2, is_fresh=True)
+    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(str(models_dir),), ranks=2)
 
     assert all(len(came_to["steps"]) == 3 and came_to["weights"] for came_to in on_ray.values())
     assert on_ray == json.loads((ranked.folder / "came_to.json").read_text())
