@@ -70,6 +70,11 @@ class Stack:
         return self.wanted_bytes if self.is_kept else 0
 
     @property
+    def paths(self) -> list[str]:
+        """The modules that an owner trains."""
+        return list(self._shapes)
+
+    @property
     def num_groups(self) -> int:
         """How many owners it has."""
         return len(self._owners)

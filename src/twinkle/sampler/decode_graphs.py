@@ -4,13 +4,15 @@ A small model's step takes a GPU a fraction of what it takes the host to launch 
 changes between two such steps (tokens, positions, places, lengths, whose adapters) lies in tensors that stay where they
 are; how many sequences there are, and how many pages the longest has, is padded to powers of two. So there is a record
 for each such shape. It is made when its shape has been met a few times, and is held against the pass as it is made
-otherwise before it is trusted. Where pages move to other memory all records end.
+otherwise before it is trusted. Where pages move to other memory all records end, and of models with experts where
+other owners' matrices are stacked.
 
 Shape suffixes: N rows, padded; M pages of a row of the table; H hidden size.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from twinkle.module.packed_states import PackedStates
 from twinkle.module.paged_decode import decode_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.segmented import Segment
+from twinkle.module.stacks import Stack
 from twinkle.module.tabled import FixedRoute
 from twinkle.sampler.cache_kinds import PagedCaches
 from twinkle.sampler.caches import Caches, Piece
@@ -107,8 +110,8 @@ class FixedPages:
 class _RecordedPass:
     """A record and the tensors that it reads."""
 
-    def __init__(self, shape: Shape, model: FusedLoraModel, pool: PagePool, spare: Page) -> None:
-        self._shape, self._model, self._pool, self._spare = shape, model, pool, spare
+    def __init__(self, shape: Shape, model: FusedLoraModel, pool: PagePool, spare: Page, route: FixedRoute) -> None:
+        self._shape, self._model, self._pool, self._spare, self._route = shape, model, pool, spare, route
         num_rows = shape.num_rows
         self._token_ids_N = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
         self._parcel = FixedParcel(
@@ -120,7 +123,6 @@ class _RecordedPass:
             ],
             model.device,
         )
-        self._route: FixedRoute = model.pool.fixed_route(num_rows, shape.rank)
         self._again: Run | None = None
 
     def record(self, recorder: Recorder) -> None:
@@ -171,6 +173,7 @@ class DecodeGraphs:
         self._met: Counter[Shape] = Counter()
         self._spare: Page | None = None
         self._tensor_epoch = -1
+        self._stack: Callable[[], Stack | None] = _nothing
         self._passes_to_wait: float = 0
         model.memory.add_guest("recorded passes", self)
 
@@ -200,9 +203,13 @@ class DecodeGraphs:
             self._passes_to_wait -= 1
             return otherwise()
         self._pool.settle()
-        if self._pool.tensor_epoch != self._tensor_epoch:
+        stack = self._model.pool.stack_of_experts(decoded.segments)
+        if stack is not None and not stack.is_kept:
+            return otherwise()
+        if self._pool.tensor_epoch != self._tensor_epoch or stack is not self._stack():
             self.clear()
             self._tensor_epoch = self._pool.tensor_epoch
+            self._stack = _nothing if stack is None else weakref.ref(stack)
         shape = self._shape_of(decoded)
         known = self._passes.get(shape)
         if known is not None:
@@ -210,7 +217,7 @@ class DecodeGraphs:
         self._met[shape] += 1
         hidden_TH = otherwise()
         if self._met[shape] > MET_BEFORE and len(self._passes) < MOST_RECORDS:
-            self._try_to_record(shape, decoded, hidden_TH)
+            self._try_to_record(shape, decoded, stack, hidden_TH)
         return hidden_TH
 
     def _shape_of(self, decoded: DecodePass) -> Shape:
@@ -218,10 +225,10 @@ class DecodeGraphs:
         rank = self._model.pool.padded_rank({segment.adapter for segment in decoded.segments})
         return Shape(_padded(len(decoded.pieces)), _padded(most), rank, decoded.positions.shape[:-1])
 
-    def _try_to_record(self, shape: Shape, decoded: DecodePass, right_TH: torch.Tensor) -> None:
+    def _try_to_record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> None:
         reason = None
         try:
-            reason = self._record(shape, decoded, right_TH)
+            reason = self._record(shape, decoded, stack, right_TH)
         except torch.OutOfMemoryError:
             self.clear()
             self._passes_to_wait = PASSES_WITHOUT
@@ -238,14 +245,15 @@ class DecodeGraphs:
                 next="passes are launched kernel by kernel, slower for small models",
             )
 
-    def _record(self, shape: Shape, decoded: DecodePass, right_TH: torch.Tensor) -> str | None:
+    def _record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> str | None:
         """Why a record is not right, if it is not."""
         if self._spare is None:
             self._spare = self._pool.take_spare()
             self._pool.settle()
             # For its page all may have been moved, before there is any record.
             self._tensor_epoch = self._pool.tensor_epoch
-        made = _RecordedPass(shape, self._model, self._pool, self._spare)
+        route = self._model.pool.fixed_route(shape.num_rows, decoded.segments, stack)
+        made = _RecordedPass(shape, self._model, self._pool, self._spare, route)
         made.record(self._recorder)
         error = relative_error(made.run(decoded), right_TH)
         if not error < TOLERANCE:
@@ -274,6 +282,10 @@ def graphs_for(model: FusedLoraModel, caches: Caches) -> DecodeGraphs | None:
     if recorder is None or not has_fixed_passes or not isinstance(caches, PagedCaches):
         return None
     return DecodeGraphs(model, caches.pool, recorder)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _padded(number: int) -> int:

@@ -5,6 +5,8 @@ On a CPU a stand-in records (``harness.recorded``): whatever was not told anew b
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -142,6 +144,45 @@ def test_layers_of_other_forms_are_recorded(family: str, recorder: CountedRecord
     before = recorder.num_runs
     assert drawn(sampler_of(model), asked) == expected
     assert recorder.num_runs - before > 20
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_experts_of_one_stack_are_recorded(
+    family: str, recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of a group hang on its rows here, so the numbers are close; owners come and go, and learn."""
+    monkeypatch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
+    model = model_of(family)
+    made = [model.create_adapter(LoraConfig(rank=3 + n), trainable=False) for n in range(3)]
+    for number, adapter in enumerate(made):
+        fill(adapter, number)
+
+    def asked(owners: Sequence[LoraAdapter | None]) -> list[SampleRequest]:
+        return [
+            request(str(n), adapter=owner, prompt=PROMPT[n : 20 + n], num_samples=2, max_tokens=24 + 9 * n, seed=n)
+            for n, owner in enumerate(owners)
+        ]
+
+    sampler = sampler_of(model, kept_bytes=0)
+    for owners in ([None], [made[0], None, made[1]], [made[0], None, made[1]], [made[2], made[1]]):
+        before = recorder.num_runs
+        sampler_outcomes = []
+        for each in (sampler, sampler_of(model, graphs=False)):
+            for one in asked(owners):
+                each.add(one)
+            sampler_outcomes.append(run_to_end(each))
+        found, expected = sampler_outcomes
+        assert recorder.num_runs - before > 10
+        for key, result in expected.items():
+            for left, right in zip(result.sequences, found[key].sequences, strict=True):
+                assert left.tokens.tolist() == right.tokens.tolist()
+                np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-4)
+        fill(made[1], 20)  # the next one samples what it has learnt
+    gone = [weakref.ref(adapter) for adapter in made]
+    made.clear()
+    del owners, adapter
+    gc.collect()
+    assert [adapter() for adapter in gone] == [None] * 3, "records hold no adapter"
 
 
 def test_what_an_adapter_has_learnt_meanwhile_is_sampled(model: FusedLoraModel, recorder: CountedRecorder) -> None:
@@ -295,7 +336,9 @@ def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "qwen3_5"])
-def test_experts_and_layers_with_a_state_are_launched_kernel_by_kernel(family: str, recorder: CountedRecorder) -> None:
+def test_experts_without_grouped_products_and_layers_with_a_state_are_launched_kernel_by_kernel(
+    family: str, recorder: CountedRecorder
+) -> None:
     model = model_of(family)
     assert decode_graphs.graphs_for(model, PagedCaches(model.device, page_tokens=PAGE_TOKENS)) is None
 
