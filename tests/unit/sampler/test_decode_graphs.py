@@ -157,32 +157,30 @@ def test_experts_of_one_stack_are_recorded(
     for number, adapter in enumerate(made):
         fill(adapter, number)
 
-    def asked(owners: Sequence[LoraAdapter | None]) -> list[SampleRequest]:
-        return [
-            request(str(n), adapter=owner, prompt=PROMPT[n : 20 + n], num_samples=2, max_tokens=24 + 9 * n, seed=n)
-            for n, owner in enumerate(owners)
-        ]
+    def outcomes_of(sampler: SteppedTorchSampler, owners: Sequence[LoraAdapter | None]) -> dict[str, Any]:
+        for n, owner in enumerate(owners):
+            prompt = PROMPT[n : 20 + n]
+            sampler.add(request(str(n), adapter=owner, prompt=prompt, num_samples=2, max_tokens=24 + 9 * n, seed=n))
+        return run_to_end(sampler)
 
     sampler = sampler_of(model, kept_bytes=0)
-    for owners in ([None], [made[0], None, made[1]], [made[0], None, made[1]], [made[2], made[1]]):
+    for numbers in ([None], [0, None, 1], [0, None, 1], [2, 1]):
+        owners = [None if number is None else made[number] for number in numbers]
         before = recorder.num_runs
-        sampler_outcomes = []
-        for each in (sampler, sampler_of(model, graphs=False)):
-            for one in asked(owners):
-                each.add(one)
-            sampler_outcomes.append(run_to_end(each))
-        found, expected = sampler_outcomes
+        found = outcomes_of(sampler, owners)
         assert recorder.num_runs - before > 10
-        for key, result in expected.items():
+        for key, result in outcomes_of(sampler_of(model, graphs=False), owners).items():
             for left, right in zip(result.sequences, found[key].sequences, strict=True):
                 assert left.tokens.tolist() == right.tokens.tolist()
                 np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-4)
         fill(made[1], 20)  # the next one samples what it has learnt
-    gone = [weakref.ref(adapter) for adapter in made]
+
+    gone = [weakref.ref(each) for each in made]
     made.clear()
-    del owners, adapter
+    owners.clear()
+    del adapter
     gc.collect()
-    assert [adapter() for adapter in gone] == [None] * 3, "records hold no adapter"
+    assert [each() for each in gone] == [None] * 3, "records hold no adapter"
 
 
 def test_what_an_adapter_has_learnt_meanwhile_is_sampled(model: FusedLoraModel, recorder: CountedRecorder) -> None:
