@@ -31,13 +31,12 @@ from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.clerk import Beside, Clerk
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.engines.loss_graphs import LossGraphs
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.recording import Recorder
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.requests import Requests
+from twinkle.workers.requests import LossGraphs, Requests
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampling.rounds import SampleRounds
 from twinkle.workers.sampling.sampling import CacheGroups, SampleDesk
