@@ -20,10 +20,9 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
-from twinkle.workers.adapters.absence import Absences
 from twinkle.workers.adapters.adapter_memory import AdapterMemory
 from twinkle.workers.adapters.artifacts import Artifacts
-from twinkle.workers.adapters.departures import Departures
+from twinkle.workers.adapters.departures import Absences, Departures
 from twinkle.workers.adapters.replay import Replay
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.adapters.snapshots import Snapshots
