@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from twinkle.core.errors import Expired, NotFound, TwinkleError
 from twinkle.core.operation import FutureStatus
 from twinkle.scheduler.token_stream import ListenedSample, SampledInput
-from twinkle.server.answering.written_parts import answer_in_parts
+from twinkle.server.answering.results import answer_in_parts
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.ordering import Silence, give_up, outcome, sample_result, submit
 from twinkle.server.state import ServerState
