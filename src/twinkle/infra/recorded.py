@@ -42,6 +42,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self.size_bytes = 0
 
     def record(self, run: Run) -> Run:
@@ -50,7 +51,10 @@ class CudaRecorder:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             before = torch.cuda.memory_reserved()
-            stream, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            if self._stream is None:
+                # One for all: libraries keep a work space for every stream that they are called on.
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream, now = self._stream, torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
