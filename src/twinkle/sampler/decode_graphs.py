@@ -34,6 +34,7 @@ from twinkle.module.stacks import Stack
 from twinkle.module.tabled import FixedRoute
 from twinkle.sampler.cache_kinds import PagedCaches
 from twinkle.sampler.caches import Caches, Piece
+from twinkle.sampler.fixed_states import FixedStates, StateBuffers
 from twinkle.sampler.paged_attention import slots_of, table_of
 from twinkle.sampler.paged_cache import PagedCache
 from twinkle.sampler.pages import Page, PagePool
@@ -44,8 +45,13 @@ MOST_RECORDS = 64
 """Of one sampler; more shapes than a service meets."""
 PASSES_WITHOUT = 1000
 """Until it is tried again after there was no memory for a record."""
+PART = 0.5
+"""Of the room that there is, at most, for the states of a record's sequences."""
 TOLERANCE = 0.05
 """Relative, of hidden states in half precision, which products of other shapes round otherwise."""
+
+PassResult = tuple[torch.Tensor, Callable[[], None]]
+"""The hidden states [T, H], and what lets the caches remember the pass: until then it can be made again."""
 
 _log = event_log()
 
@@ -80,8 +86,15 @@ class DecodePass:
 class FixedPages:
     """Attention of one token of each sequence, where its tensors say that things lie."""
 
-    def __init__(self, pool: PagePool, slots_N: torch.Tensor, used_N: torch.Tensor, table_NM: torch.Tensor) -> None:
-        self.states = PackedStates([])
+    def __init__(
+        self,
+        pool: PagePool,
+        states: PackedStates,
+        slots_N: torch.Tensor,
+        used_N: torch.Tensor,
+        table_NM: torch.Tensor,
+    ) -> None:
+        self.states = states
         self._pool = pool
         self._slots_N, self._used_N, self._table_NM = slots_N, used_N, table_NM
 
@@ -110,8 +123,17 @@ class FixedPages:
 class _RecordedPass:
     """A record and the tensors that it reads."""
 
-    def __init__(self, shape: Shape, model: FusedLoraModel, pool: PagePool, spare: Page, route: FixedRoute) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        model: FusedLoraModel,
+        pool: PagePool,
+        spare: Page,
+        route: FixedRoute,
+        buffers: StateBuffers | None,
+    ) -> None:
         self._shape, self._model, self._pool, self._spare, self._route = shape, model, pool, spare, route
+        self._buffers = buffers
         num_rows = shape.num_rows
         self._token_ids_N = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
         self._parcel = FixedParcel(
@@ -129,7 +151,9 @@ class _RecordedPass:
         """Record it for rows that all are nobody's, so that nothing of a real pass is in it."""
         self._tell(self._blank(), [])
         positions, slots_N, used_N, table_NM = self._parcel.tensors
-        attention = FixedPages(self._pool, slots_N, used_N, table_NM)
+        num_rows = self._shape.num_rows
+        states = PackedStates([]) if self._buffers is None else FixedStates(self._buffers, num_rows)
+        attention = FixedPages(self._pool, states, slots_N, used_N, table_NM)
         self._again = recorder.record(
             lambda: self._model.run_packed(self._token_ids_N, positions, self._route, attention)
         )
@@ -137,6 +161,8 @@ class _RecordedPass:
     def run(self, decoded: DecodePass) -> torch.Tensor:
         """Returns the hidden states [T, H], which are there until another record is run."""
         assert self._again is not None
+        if self._buffers is not None:
+            self._buffers.put(decoded.pieces)
         pieces, page_tokens = decoded.pieces, self._pool.page_tokens
         arrays = positions, slots_N, used_N, table_NM = self._blank()
         here = len(pieces)
@@ -172,6 +198,7 @@ class DecodeGraphs:
         self._passes: dict[Shape, _RecordedPass] = {}
         self._met: Counter[Shape] = Counter()
         self._spare: Page | None = None
+        self._buffers: StateBuffers | None = None
         self._tensor_epoch = -1
         self._stack: Callable[[], Stack | None] = _nothing
         self._passes_to_wait: float = 0
@@ -180,7 +207,9 @@ class DecodeGraphs:
     @property
     def size_bytes(self) -> int:
         """See :class:`Guest`."""
-        return self._recorder.size_bytes + (0 if self._spare is None else self._pool.page_bytes)
+        of_page = 0 if self._spare is None else self._pool.page_bytes
+        of_states = 0 if self._buffers is None else self._buffers.size_bytes
+        return self._recorder.size_bytes + of_page + of_states
 
     def give_back(self, num_bytes: int) -> None:
         """See :class:`Guest`; all of it, whatever is wanted."""
@@ -192,13 +221,14 @@ class DecodeGraphs:
         self._passes.clear()
         self._met.clear()
         self._recorder.clear()
+        self._buffers = None
         if self._spare is not None:
             self._pool.drop_spare(self._spare)
             self._spare = None
 
     @torch.inference_mode()
-    def hidden(self, decoded: DecodePass, otherwise: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the hidden states [T, H] of a pass, from a record or ``otherwise``; they last until the next one."""
+    def run(self, decoded: DecodePass, otherwise: Callable[[], PassResult]) -> PassResult:
+        """Returns what a pass comes to, from a record or ``otherwise``; hidden states last until the next one."""
         if self._passes_to_wait > 0:
             self._passes_to_wait -= 1
             return otherwise()
@@ -213,12 +243,25 @@ class DecodeGraphs:
         shape = self._shape_of(decoded)
         known = self._passes.get(shape)
         if known is not None:
-            return known.run(decoded)
+            hidden_TH = known.run(decoded)
+            return hidden_TH, self._remembering(decoded)
         self._met[shape] += 1
-        hidden_TH = otherwise()
+        found = otherwise()
         if self._met[shape] > MET_BEFORE and len(self._passes) < MOST_RECORDS:
-            self._try_to_record(shape, decoded, stack, hidden_TH)
-        return hidden_TH
+            self._try_to_record(shape, decoded, stack, found[0])
+        return found
+
+    def _remembering(self, decoded: DecodePass) -> Callable[[], None]:
+        """Lets each cache remember what its row has come to, which is copied now."""
+        if self._buffers is None:
+            return _nothing
+        found = self._buffers.taken(len(decoded.pieces))
+
+        def remember() -> None:
+            for piece, states in zip(decoded.pieces, found, strict=True):
+                piece.cache.states = states
+
+        return remember
 
     def _shape_of(self, decoded: DecodePass) -> Shape:
         most = max(len(piece.cache.pages) for piece in decoded.pieces)
@@ -253,7 +296,15 @@ class DecodeGraphs:
             # For its page all may have been moved, before there is any record.
             self._tensor_epoch = self._pool.tensor_epoch
         route = self._model.pool.fixed_route(shape.num_rows, decoded.segments, stack)
-        made = _RecordedPass(shape, self._model, self._pool, self._spare, route)
+        if self._model.remembers and (self._buffers is None or self._buffers.num_rows < shape.num_rows):
+            # Of others records, which read the old ones, none may be run again.
+            self._passes.clear()
+            self._buffers = None
+            num_bytes = shape.num_rows * self._model.state_bytes
+            if num_bytes > self._model.memory.room_for_guests * PART:
+                raise torch.OutOfMemoryError(f"{num_bytes} bytes for states")
+            self._buffers = StateBuffers(decoded.pieces[0].cache.states, shape.num_rows)
+        made = _RecordedPass(shape, self._model, self._pool, self._spare, route, self._buffers)
         made.record(self._recorder)
         error = relative_error(made.run(decoded), right_TH)
         if not error < TOLERANCE:
@@ -278,7 +329,7 @@ def relative_error(found_TH: torch.Tensor, right_TH: torch.Tensor) -> float:
 def graphs_for(model: FusedLoraModel, caches: Caches) -> DecodeGraphs | None:
     """Returns the records of a sampler with these caches, if its device and its model have such passes."""
     recorder = recorder_for(model.device)
-    has_fixed_passes = model.pool.can_be_recorded and not (model.remembers or model.is_sharded)
+    has_fixed_passes = model.pool.can_be_recorded and not model.is_sharded
     if recorder is None or not has_fixed_passes or not isinstance(caches, PagedCaches):
         return None
     return DecodeGraphs(model, caches.pool, recorder)

@@ -146,11 +146,13 @@ def test_layers_of_other_forms_are_recorded(family: str, recorder: CountedRecord
     assert recorder.num_runs - before > 20
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "qwen3_5-moe", "nemotron-h"])
 def test_experts_of_one_stack_are_recorded(
     family: str, recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of a group hang on its rows here, so the numbers are close; owners come and go, and learn."""
+    """With attention, delta nets and Mamba beside them. Products of a group hang on its rows here, so the numbers are
+    close; owners come and go, and learn.
+    """
     monkeypatch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
     model = model_of(family)
     made = [model.create_adapter(LoraConfig(rank=3 + n), trainable=False) for n in range(3)]
@@ -333,12 +335,51 @@ def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
     assert told == ["layer 0 attends in a form that no kernel of ours has"]
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3_5"])
-def test_experts_without_grouped_products_and_layers_with_a_state_are_launched_kernel_by_kernel(
-    family: str, recorder: CountedRecorder
-) -> None:
-    model = model_of(family)
+def test_experts_without_grouped_products_are_launched_kernel_by_kernel(recorder: CountedRecorder) -> None:
+    model = model_of("qwen3-moe")
     assert decode_graphs.graphs_for(model, PagedCaches(model.device, page_tokens=PAGE_TOKENS)) is None
+
+
+def test_layers_with_a_state_are_recorded(recorder: CountedRecorder) -> None:
+    """Samples that go on from the states of one prompt, sequences that begin and end in between."""
+    model = model_of("qwen3_5")
+    adapters = [model.create_adapter(LoraConfig(rank=3 + n), trainable=False) for n in range(3)]
+    for number, adapter in enumerate(adapters):
+        fill(adapter, number)
+    alone = [request("alone", adapter=adapters[1], max_tokens=20)]
+    expected, of_one = (drawn(sampler_of(model, graphs=False), asked) for asked in (mixed(adapters), alone))
+    before = recorder.num_records, recorder.num_runs
+    sampler = sampler_of(model)
+    # The pool has its memory before anything is recorded, as it would end all records.
+    longest = [request(str(n), adapter=None, prompt=PROMPT * 3, max_tokens=2, seed=n) for n in range(16)]
+    drawn(sampler, longest)
+    assert recorder.num_records == before[0]
+    # More sequences than those that there is room for want more room, which those before them use, too.
+    assert drawn(sampler, alone) == of_one
+    assert drawn(sampler, mixed(adapters)) == expected
+    records, runs = recorder.num_records - before[0], recorder.num_runs - before[1]
+    assert records >= 4
+    assert runs > records + 20
+    assert drawn(sampler, alone) == of_one
+    assert drawn(sampler, mixed(adapters)) == expected
+
+
+def test_states_have_no_more_than_a_part_of_the_room(
+    recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("qwen3_5")
+    memory = DeviceMemory(2**30, torch.device("cpu"))
+    monkeypatch.setattr(model, "memory", memory)
+    sampler = sampler_of(model)
+    asked = [request("it", adapter=None, num_samples=3, max_tokens=30)]
+    expected = drawn(sampler, asked)
+    assert memory.held["recorded passes"] >= 4 * model.state_bytes
+
+    memory.reserve("all", 2**30 - 7 * model.state_bytes)
+    sampler = sampler_of(model)
+    with capture_logs() as logs:
+        assert drawn(sampler, asked) == expected
+    assert [line["event"] for line in logs] == ["sampler.no_memory_to_record"]
 
 
 def test_nothing_is_sent_while_a_pass_is_recorded(
