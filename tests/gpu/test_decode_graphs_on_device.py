@@ -40,8 +40,11 @@ def run(bench: Any, *, graphs: bool) -> tuple[dict[str, Any], SteppedTorchSample
     return outcomes, sampler
 
 
-def test_graphs_sample_what_passes_launched_kernel_by_kernel_do(load_family: Callable[[str, str], Any]) -> None:
-    bench = load_family("long", "cuda")
+@pytest.mark.parametrize("family", ["long", "hybrid", "experts"])
+def test_graphs_sample_what_passes_launched_kernel_by_kernel_do(
+    family: str, load_family: Callable[[str, str], Any]
+) -> None:
+    bench = load_family(family, "cuda")
     launched, _ = run(bench, graphs=False)
     recorded, sampler = run(bench, graphs=True)
     graphs = sampler._passes._graphs
