@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from structlog.testing import capture_logs
 from harness.families import FAMILIES, stir
 from harness.lora_kernels import LoraKernels
 from harness.paged_kernel import SingleKernel
+from harness.pictures import save_picture_model
 from harness.recorded import CountedRecorder
 from twinkle.core.errors import UserError
 from twinkle.infra import sending
@@ -31,6 +33,7 @@ from twinkle.sampler.cache_kinds import PagedCaches
 
 from .conftest import PAGE_TOKENS, run_to_end
 from .test_sampler_invariance import bits_of
+from .test_sampler_pictures import chunk_tokens, request_of
 
 PROMPT = tuple(np.random.default_rng(1).integers(6, 200, 70).tolist())
 
@@ -362,6 +365,26 @@ def test_layers_with_a_state_are_recorded(recorder: CountedRecorder) -> None:
     assert runs > records + 20
     assert drawn(sampler, alone) == of_one
     assert drawn(sampler, mixed(adapters)) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])
+def test_tokens_after_pictures_are_recorded_at_their_positions(
+    family: str, recorder: CountedRecorder, tmp_path: Path
+) -> None:
+    """Beside text, which then has three axes, too, and after it, when it has one."""
+    model = FusedLoraModel.from_pretrained(str(save_picture_model(tmp_path, family)))
+    adapter = model.create_adapter(LoraConfig(rank=4), trainable=False)
+    fill(adapter, 5)
+    asked = [
+        request_of(family, 1, adapter, max_tokens=20),
+        request_of(family, 2, max_tokens=30),
+        request("text", adapter=adapter, prompt=range(5, 25), max_tokens=60),
+    ]
+    options = {"chunk_tokens": chunk_tokens(model)}
+    expected = drawn(sampler_of(model, graphs=False, **options), asked)
+    before = recorder.num_runs
+    assert drawn(sampler_of(model, **options), asked) == expected
+    assert recorder.num_runs - before > 25
 
 
 def test_states_have_no_more_than_a_part_of_the_room(
