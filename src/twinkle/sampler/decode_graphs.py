@@ -44,7 +44,9 @@ MET_BEFORE = 4
 MOST_RECORDS = 64
 """Of one sampler; more shapes than a service meets."""
 PASSES_WITHOUT = 1000
-"""Until it is tried again after there was no memory for a record."""
+"""Until it is tried again after there was no memory for a record, or it was wrong."""
+MOST_WRONG = 3
+"""Records; no more are made."""
 PART = 0.5
 """Of the room that there is, at most, for the states of a record's sequences."""
 TOLERANCE = 0.05
@@ -146,6 +148,7 @@ class _RecordedPass:
             model.device,
         )
         self._again: Run | None = None
+        self._attention: FixedPages | None = None
 
     def record(self, recorder: Recorder) -> None:
         """Record it for rows that all are nobody's, so that nothing of a real pass is in it."""
@@ -153,7 +156,8 @@ class _RecordedPass:
         positions, slots_N, used_N, table_NM = self._parcel.tensors
         num_rows = self._shape.num_rows
         states = PackedStates([]) if self._buffers is None else FixedStates(self._buffers, num_rows)
-        attention = FixedPages(self._pool, states, slots_N, used_N, table_NM)
+        # It is kept, as what it has sent once is read by every run.
+        attention = self._attention = FixedPages(self._pool, states, slots_N, used_N, table_NM)
         self._again = recorder.record(
             lambda: self._model.run_packed(self._token_ids_N, positions, self._route, attention)
         )
@@ -202,6 +206,7 @@ class DecodeGraphs:
         self._tensor_epoch = -1
         self._stack: Callable[[], Stack | None] = _nothing
         self._passes_to_wait: float = 0
+        self._num_wrong = 0
         model.memory.add_guest("recorded passes", self)
 
     @property
@@ -235,6 +240,7 @@ class DecodeGraphs:
         self._pool.settle()
         stack = self._model.pool.stack_of_experts(decoded.segments)
         if stack is not None and not stack.is_kept:
+            self.clear()  # it may find room where records are
             return otherwise()
         if self._pool.tensor_epoch != self._tensor_epoch or stack is not self._stack():
             self.clear()
@@ -272,15 +278,18 @@ class DecodeGraphs:
         reason = None
         try:
             reason = self._record(shape, decoded, stack, right_TH)
+            self._num_wrong += reason is not None
         except torch.OutOfMemoryError:
             self.clear()
             self._passes_to_wait = PASSES_WITHOUT
             _log.info("sampler.no_memory_to_record", rows=shape.num_rows, next="passes are launched kernel by kernel")
         except Exception as error:  # noqa: BLE001 - models are of many classes, and what cannot be recorded is of any type
             reason = str(error).partition("\n")[0]
+            self._num_wrong = MOST_WRONG
         if reason is not None:
             self.clear()
-            self._passes_to_wait = inf
+            # Routers may choose other experts for a rounding's sake, once.
+            self._passes_to_wait = PASSES_WITHOUT if self._num_wrong < MOST_WRONG else inf
             _log.warning(
                 "sampler.cannot_record",
                 architecture=self._model.info.architecture,
@@ -290,21 +299,27 @@ class DecodeGraphs:
 
     def _record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> str | None:
         """Why a record is not right, if it is not."""
-        if self._spare is None:
-            self._spare = self._pool.take_spare()
-            self._pool.settle()
-            # For its page all may have been moved, before there is any record.
-            self._tensor_epoch = self._pool.tensor_epoch
+        spare = self._spare
+        if spare is None:
+            # For its page all may be moved, and others, such as these records, may have to give way.
+            spare = self._pool.take_spare()
+            try:
+                self._pool.settle()
+            except torch.OutOfMemoryError:
+                self._pool.drop_spare(spare)
+                raise
+            self._spare, self._tensor_epoch = spare, self._pool.tensor_epoch
         route = self._model.pool.fixed_route(shape.num_rows, decoded.segments, stack)
         if self._model.remembers and (self._buffers is None or self._buffers.num_rows < shape.num_rows):
-            # Of others records, which read the old ones, none may be run again.
+            # The other records read the old ones.
             self._passes.clear()
+            self._recorder.clear()
             self._buffers = None
             num_bytes = shape.num_rows * self._model.state_bytes
             if num_bytes > self._model.memory.room_for_guests * PART:
                 raise torch.OutOfMemoryError(f"{num_bytes} bytes for states")
             self._buffers = StateBuffers(decoded.pieces[0].cache.states, shape.num_rows)
-        made = _RecordedPass(shape, self._model, self._pool, self._spare, route, self._buffers)
+        made = _RecordedPass(shape, self._model, self._pool, spare, route, self._buffers)
         made.record(self._recorder)
         error = relative_error(made.run(decoded), right_TH)
         if not error < TOLERANCE:
@@ -329,10 +344,17 @@ def relative_error(found_TH: torch.Tensor, right_TH: torch.Tensor) -> float:
 def graphs_for(model: FusedLoraModel, caches: Caches) -> DecodeGraphs | None:
     """Returns the records of a sampler with these caches, if its device and its model have such passes."""
     recorder = recorder_for(model.device)
-    has_fixed_passes = model.pool.can_be_recorded and not model.is_sharded
+    has_fixed_passes = model.pool.can_be_recorded and not model.is_sharded and not _looks_at_positions(model)
     if recorder is None or not has_fixed_passes or not isinstance(caches, PagedCaches):
         return None
     return DecodeGraphs(model, caches.pool, recorder)
+
+
+def _looks_at_positions(model: FusedLoraModel) -> bool:
+    """Whether its rotary embeddings hang on how far the longest sequence is, which the host asks the device."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    by_layer = [each for each in parameters.values() if isinstance(each, dict)]
+    return any(each.get("rope_type") in ("dynamic", "longrope") for each in (parameters, *by_layer))
 
 
 def _nothing() -> None:

@@ -50,15 +50,11 @@ class StateBuffers:
 
     def put(self, pieces: Sequence[Piece[Cache]]) -> None:
         """Copy there what is remembered of some sequences, a row each."""
-        places: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
         for layers, room in self._groups:
-            for place, layer_index in enumerate(layers):
-                states = [piece.cache.states[layer_index] for piece in pieces]
-                for kind, rows_N in enumerate(room):
-                    places += rows_N[place, : len(pieces)].unbind(0)
-                    values += [state[kind] for state in states]
-        torch._foreach_copy_(places, values)
+            for kind, rows_LN in enumerate(room):  # apart: of several dtypes each would be a launch
+                places = [row for layer_N in rows_LN[:, : len(pieces)] for row in layer_N]
+                values = [piece.cache.states[index][kind] for index in layers for piece in pieces]
+                torch._foreach_copy_(places, values)
 
     def taken(self, num_rows: int) -> list[dict[int, LayerState]]:
         """Copies of what is there now, of each of the first rows."""
@@ -91,4 +87,4 @@ class FixedStates(PackedStates):
         """See :class:`PackedStates`; what was there before has been read by now."""
         room = self._buffers.of(layer_index, self._num_rows)
         for rows_N, of_rows in zip(room, zip(*states, strict=True), strict=True):
-            rows_N.copy_(torch.stack(of_rows))
+            torch.stack(of_rows, out=rows_N)

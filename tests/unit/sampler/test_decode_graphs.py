@@ -300,6 +300,19 @@ def test_a_record_that_is_wrong_is_never_used(
     assert len(told) == 1 and "off by" in told[0]["reason"]
 
 
+def test_a_record_that_was_wrong_is_tried_again_but_not_for_ever(
+    model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of another shape round otherwise, and once in a while a router chooses another expert for it."""
+    stale = Stale()
+    monkeypatch.setattr(decode_graphs, "recorder_for", lambda device: stale)
+    monkeypatch.setattr(decode_graphs, "PASSES_WITHOUT", 3)
+    asked = [request("it", adapter=adapters[0], max_tokens=90)]
+    expected = drawn(sampler_of(model, graphs=False), asked)
+    assert drawn(sampler_of(model), asked) == expected
+    assert stale.num_records == decode_graphs.MOST_WRONG
+
+
 class Full(CountedRecorder):
     """There is no memory for the first record."""
 
@@ -324,6 +337,39 @@ def test_without_memory_for_a_record_it_is_tried_again_much_later(
     assert [line["event"] for line in logs].count("sampler.no_memory_to_record") == 1
     assert full.num_runs > 10
     assert 60 - full.num_runs > 12
+
+
+def test_records_that_give_way_to_their_own_page_are_made_with_it(
+    model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that is nearly full the pool's growth asks guests for room."""
+    expected = drawn(sampler_of(model, graphs=False), mixed(adapters))
+    sampler = sampler_of(model)
+    pool = sampler._caches.pool  # type: ignore[attr-defined]  # of pages
+    take_spare = pool.take_spare
+
+    def asked_for_room() -> Any:
+        spare = take_spare()
+        sampler._passes._graphs.give_back(1)  # type: ignore[union-attr]  # there are some
+        return spare
+
+    monkeypatch.setattr(pool, "take_spare", asked_for_room)
+    before = recorder.num_runs
+    with capture_logs() as logs:
+        assert drawn(sampler, mixed(adapters)) == expected
+    assert recorder.num_runs - before > 10
+    assert not [line for line in logs if line["event"] == "sampler.cannot_record"]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_the_host_looks_at_are_not_recorded(
+    kind: str, model: FusedLoraModel, recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = PagedCaches(model.device, page_tokens=PAGE_TOKENS)
+    assert decode_graphs.graphs_for(model, caches) is not None
+    for parameters in ({"rope_type": kind}, {"full_attention": {"rope_type": kind}}):
+        monkeypatch.setattr(model.config, "rope_parameters", parameters)
+        assert decode_graphs.graphs_for(model, caches) is None
 
 
 def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
