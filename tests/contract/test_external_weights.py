@@ -13,7 +13,7 @@ from harness.worker import WorkerRig
 from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.storage.blobs import FolderStore
-from twinkle.workers.jobs.export.age import encrypt_files
+from twinkle.workers.adapters.artifacts import encrypt_files
 
 RUN = "session-t0:train:0"
 HAS_AGE = importlib.util.find_spec("pyrage") is not None

@@ -19,8 +19,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.core.settings import Settings
 from twinkle.server.app import prepare_database
-from twinkle.storage.ballast import BALLAST
-from twinkle.storage.disks import Disks
+from twinkle.storage.disks import BALLAST, Disks
 from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.storage.tenants.sessions import NewSession

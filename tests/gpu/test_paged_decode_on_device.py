@@ -109,6 +109,29 @@ def test_many_heads_may_share_keys(sharing: int) -> None:
         assert (alone.float() - together[:, number::sharing].float()).norm() < 0.01 * alone.float().norm()
 
 
+def test_nothing_is_compiled_anew_for_other_numbers_of_sequences_heads_and_pages() -> None:
+    """Not by what was tried before the first use, either; a graph could not be captured meanwhile."""
+    laid = OnDevice(behind=0.0)
+    window = AttentionForm(0.1, window=SPLIT + 2)
+    kernels = found_kernel(laid.queries, window).kernels
+
+    def num_compiled() -> int:
+        both = (kernels.attend_splits, kernels.combine_splits)
+        return sum(len(kernels_of_device[0]) for each in both for kernels_of_device in each.device_caches.values())
+
+    before = num_compiled()
+    assert before >= 2
+    for rows, width, num_heads, form in itertools.product(
+        (1, 3, len(LENGTHS)),
+        (19, 32, 64),
+        (4, 16),
+        (window, AttentionForm(1.0, window=1), AttentionForm(1.0, window=16)),
+    ):
+        laid.queries = torch.randn(len(LENGTHS), num_heads, SIZE, dtype=torch.bfloat16, device="cuda")
+        laid.attended(form, slice(len(LENGTHS) - rows, None), width)
+    assert num_compiled() == before
+
+
 def test_a_graph_looks_at_lengths_and_pages_when_it_runs() -> None:
     laid = OnDevice(behind=torch.nan)
     form = on_device(FORMS["sinks"])

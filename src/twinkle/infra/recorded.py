@@ -7,6 +7,7 @@ that stay where they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -37,33 +38,53 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory as they never run at once."""
+    """Records CUDA graphs, which share one pool of memory as they never run at once.
+
+    They end together: one that ends gives up the work spaces of the stream that all were recorded on.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self.size_bytes = 0
 
     def record(self, run: Run) -> Run:
         """See :class:`Recorder`."""
         with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            before = torch.cuda.memory_reserved()
-            stream, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(now)
+            free_bytes, _ = torch.cuda.mem_get_info()
+            try:
+                again = self._record(run)
+            except torch.OutOfMemoryError:
+                # What torch keeps for other passes is out of a record's reach, but not out of ours.
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                if not self._graphs:
+                    self._pool = None
+                again = self._record(run)
+            self.size_bytes += max(0, free_bytes - torch.cuda.mem_get_info()[0])
+        return again
+
+    def _record(self, run: Run) -> Run:
+        if self._stream is None:
+            # One for all: libraries keep a work space for every stream that they are called on.
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        stream, now = self._stream, torch.cuda.current_stream()
+        stream.wait_stream(now)
+        try:
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
                     run()
-                graph = torch.cuda.CUDAGraph()
-                # Other threads, which copy snapshots, may go on asking for memory.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    found = run()
-                finally:
-                    graph.capture_end()
-            now.wait_stream(stream)
-            self.size_bytes += max(0, torch.cuda.memory_reserved() - before)
+                graph, found = self._captured(run)
+        except BaseException:
+            # What was launched before it failed reads memory that is about to be given on.
+            stream.synchronize()
+            raise
+        now.wait_stream(stream)
+        self._graphs.append(graph)
 
         def again() -> torch.Tensor:
             graph.replay()
@@ -71,8 +92,28 @@ class CudaRecorder:
 
         return again
 
+    def _captured(self, run: Run) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, which copy snapshots, may go on asking for memory.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            found = run()
+            graph.capture_end()
+        except BaseException:
+            # A capture that CUDA has given up does not end by itself, and torch would go on as if it were under way.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
+        return graph, found
+
     def clear(self) -> None:
         """See :class:`Recorder`."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        # A pool without graphs is not to be used again.
         self._pool = None
         self.size_bytes = 0
 

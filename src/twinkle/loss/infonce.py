@@ -1,19 +1,19 @@
 """Contrastive loss on embeddings.
 
-Shapes: B embeddings, G groups of them, N candidates, H size of an embedding.
+Shapes: B embeddings of this rank, A of all ranks, G groups of them, N candidates, H size of an embedding.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import distributed
 from torch.nn.functional import normalize
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.base import Loss, Tensors, require
-from twinkle.loss.rows_of_ranks import RowsOfAll, rows_of_all
 
 
 class InfonceLoss(Loss):
@@ -62,8 +62,8 @@ class InfonceLoss(Loss):
         labels_B = require(inputs, "labels", where="inputs").flatten()
         if self.process_group is not None and self.process_group.size() > 1:
             self._groups(embeddings_BH, labels_B)
-            labels_B = rows_of_all(labels_B.to(embeddings_BH.device), self.process_group)
-            embeddings_BH = RowsOfAll.apply(embeddings_BH, self.process_group)
+            labels_B = _rows_of_all(labels_B.to(embeddings_BH.device), self.process_group)
+            embeddings_BH = _RowsOfAll.apply(embeddings_BH, self.process_group)
         queries_GH, documents = self._groups(embeddings_BH, labels_B)
         documents_NH = torch.cat(documents)
         owner_N = torch.cat([torch.full((len(group),), index) for index, group in enumerate(documents)])
@@ -110,3 +110,38 @@ class InfonceLoss(Loss):
         if not self.mask_fake_negative:
             return torch.ones_like(scores, dtype=torch.bool)
         return scores <= (positive_G + self.fake_neg_margin)[:, None]
+
+
+def _rows_of_all(values_B: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+    """The rows of all ranks (A, ...) in the order of the ranks, which may have different numbers of them; no graph."""
+    sizes = _sizes(values_B, group)
+    padded = values_B.new_zeros((max(sizes), *values_B.shape[1:]))
+    padded[: len(values_B)] = values_B
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(gathered, padded, group=group)
+    return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+
+
+class _RowsOfAll(torch.autograd.Function):
+    """The same with a graph to this rank's rows: their gradient times the number of ranks, over which a mean is taken
+    afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, values_B: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+        """The rows of all ranks."""
+        rank = distributed.get_rank(group)
+        sizes = _sizes(values_B, group)
+        ctx.first, ctx.size, ctx.num_ranks = sum(sizes[:rank]), len(values_B), len(sizes)
+        return _rows_of_all(values_B, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        """That of this rank's rows."""
+        return ctx.num_ranks * gradients[0][ctx.first : ctx.first + ctx.size], None
+
+
+def _sizes(values_B: torch.Tensor, group: distributed.ProcessGroup) -> list[int]:
+    own = torch.tensor([len(values_B)], device=values_B.device)
+    sizes = [torch.empty_like(own) for _ in range(group.size())]
+    distributed.all_gather(sizes, own, group=group)
+    return [int(size) for size in sizes]

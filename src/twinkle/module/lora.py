@@ -41,8 +41,8 @@ from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, SegmentedLinear
 from twinkle.module.shared_input import SharedInputLinears, Weight, products, siblings_of
-from twinkle.module.stacked import StackedRoute
-from twinkle.module.stacks import AdapterStacks, StackShape
+from twinkle.module.stacked import FixedExpertRoute, StackedRoute, groups_of, stack_of
+from twinkle.module.stacks import AdapterStacks, Stack, StackShape
 from twinkle.module.tabled import FixedRoute, PathRoute, TabledRoute
 from twinkle.module.targets import Target, TargetKind, beside_experts
 
@@ -61,9 +61,9 @@ class InPlace:
         """Of one pass."""
         return TabledRoute(segments, num_rows, self._places, kernels=self._kernels, device=self._device, others=others)
 
-    def fixed_route(self, num_rows: int, rank: int) -> FixedRoute:
+    def fixed_route(self, num_rows: int, rank: int, experts: FixedExpertRoute | None) -> FixedRoute:
         """Of one that is recorded."""
-        return FixedRoute(num_rows, rank, self._places, kernels=self._kernels, device=self._device)
+        return FixedRoute(num_rows, rank, self._places, kernels=self._kernels, device=self._device, experts=experts)
 
     def padded_rank(self, adapters: Sequence[LoraAdapter]) -> int:
         """Of its kernels; 0 if nobody is there."""
@@ -158,6 +158,7 @@ class LoraPool:
         self.stacks: AdapterStacks | None = None
         """What grouped products keep of adapters, where the device has these."""
         within = [target for target in targets if target.kind != "unembed"]
+        self._has_experts = any(target.num_experts is not None for target in within)
         kernels = kernels_for(self._device.type, self._compute_dtype)
         self._in_place: InPlace | None = None
         shared: list[tuple[str, ...]] = []
@@ -266,19 +267,30 @@ class LoraPool:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether what adapters add to layers is the same launches for any adapters, so that a pass can be recorded."""
-        within = [target for target in self._targets if target.kind != "unembed"]
-        return self._in_place is not None and all(target.num_experts is None for target in within)
+        """Whether no layer waits for the host or asks it whose rows are whose, so that a pass can be recorded."""
+        return self._in_place is not None and (self.stacks is not None or not self._has_experts)
+
+    def stack_of_experts(self, segments: Sequence[Segment]) -> Stack | None:
+        """What these owners' experts are read from, with the weights that they have now; none without experts."""
+        if self.stacks is None or not self._has_experts:
+            return None
+        return stack_of(groups_of(segments, segments[-1].end), self.stacks)
 
     def padded_rank(self, adapters: Iterable[LoraAdapter | None]) -> int:
         """The ``rank`` of a :meth:`fixed_route` for these adapters; 0 if there is none among them."""
         assert self._in_place is not None
         return self._in_place.padded_rank([adapter for adapter in adapters if adapter is not None])
 
-    def fixed_route(self, num_rows: int, rank: int) -> FixedRoute:
-        """The route of passes without gradients that are one record; only where ``can_be_recorded``."""
+    def fixed_route(self, num_rows: int, segments: Sequence[Segment], stack: Stack | None) -> FixedRoute:
+        """The route of passes without gradients that are one record; only where ``can_be_recorded``.
+
+        Their owners may be others than those of ``segments``, but for the padded rank and the stack of experts.
+        """
         assert self._in_place is not None
-        return self._in_place.fixed_route(num_rows, rank)
+        groups = groups_of(segments, segments[-1].end)
+        experts = FixedExpertRoute(num_rows, groups, stack, self._device) if self._has_experts else None
+        rank = self.padded_rank({segment.adapter for segment in segments})
+        return self._in_place.fixed_route(num_rows, rank, experts)
 
     @property
     def sums_neighbours(self) -> bool:

@@ -8,17 +8,19 @@ Sums over tokens run over a whole group, so the last bits of a gradient may depe
 pass; the ``mkl-strict`` and ``tiled`` promises are kept by ``LoopedProducts`` alone.
 
 Shapes: T packed tokens, K experts a token, A = T * K assignments of tokens to experts, G groups, E experts, I inputs,
-O outputs, R padded rank.
+O outputs, R padded rank, D unlike factors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from twinkle.infra.sending import send
+from twinkle.infra.sending import FixedParcel, send
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.grouped_products import rows_by_group, sums_by_group
@@ -62,8 +64,64 @@ def groups_of(segments: Sequence[Segment], num_rows: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-class StackedRoute:
-    """Who owns which packed tokens of a pass, for grouped products; a layer that these do not take is looped over."""
+def stack_of(groups: Sequence[Group], stacks: AdapterStacks, *, beside_bytes: int = 0) -> Stack | None:
+    """The matrices of these owners with the weights that they have now; none if nobody has any."""
+    owners = [group.adapter for group in groups]
+    return None if all(owner is None for owner in owners) else stacks.of(owners, beside_bytes=beside_bytes)
+
+
+class ExpertRoute:
+    """Who owns which packed tokens of a pass, in layers of experts.
+
+    Args:
+        groups: The owners, in order.
+        stack: Gives their matrices; none if nobody has any.
+        ends: Where each group ends [G], in int32.
+        group: The group of each token [T].
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        stack: Callable[[], Stack | None],
+        *,
+        ends: torch.Tensor,
+        group: torch.Tensor,
+    ) -> None:
+        self._groups = groups
+        self._stack = stack
+        self._ends_G = ends
+        self._group_T = group
+
+    def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
+        """See :class:`RoutedPass`."""
+        return StackedAssignments(experts_TK, num_experts, self)
+
+    def expert_updates(self, path: str, ends_EG: torch.Tensor, tokens_A: torch.Tensor) -> LayerUpdates:
+        """What the adapters add to rows that are sorted by expert, then by group."""
+        stack = self._stack()
+        if stack is None or not stack.trains(path):
+            return NoUpdates()
+        scales_A1 = self._scales(path).index_select(0, tokens_A)
+        return StackedUpdates(path, self._groups, stack, ends=ends_EG, scales=scales_A1)
+
+    @property
+    def group_T(self) -> torch.Tensor:
+        """The group of each token."""
+        return self._group_T
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return len(self._groups)
+
+    def _scales(self, path: str) -> torch.Tensor:
+        """The factor of each row's group [T, 1], in float32."""
+        raise NotImplementedError
+
+
+class StackedRoute(ExpertRoute):
+    """Of a pass that is made once, for Linears too; a layer that grouped products do not take is looped over."""
 
     def __init__(
         self,
@@ -77,55 +135,70 @@ class StackedRoute:
     ) -> None:
         self._stacks = stacks
         self._others = Route(segments, looped)
-        self._groups = groups_of(segments, num_rows)
-        self._num_rows = num_rows
         self._device = device
-        self._stack: Stack | None = None
         self._scales_T1: dict[tuple[float, ...], torch.Tensor] = {}
-        ends = [group.end for group in self._groups]
+        groups = groups_of(segments, num_rows)
+        ends = [group.end for group in groups]
         lengths = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        self._ends_G = send(ends, torch.int32, device)
+        ends_G = send(ends, torch.int32, device)
         lengths_G = send(lengths, torch.int64, device)
-        self._group_T = torch.arange(len(ends), device=device).repeat_interleave(lengths_G, output_size=num_rows)
-        if any(group.adapter is not None for group in self._groups):
-            self._stack = stacks.of([group.adapter for group in self._groups], beside_bytes=beside_bytes)
+        group_T = torch.arange(len(ends), device=device).repeat_interleave(lengths_G, output_size=num_rows)
+        stack = stack_of(groups, stacks, beside_bytes=beside_bytes)
+        super().__init__(groups, lambda: stack, ends=ends_G, group=group_T)
 
     def updates(self, path: str) -> LayerUpdates:
         """See :class:`RoutedPass`."""
         if not self._stacks.take(path):
             return self._others.updates(path)
-        if self._stack is None or not self._stack.trains(path):
+        stack = self._stack()
+        if stack is None or not stack.trains(path):
             return NoUpdates()
-        return StackedUpdates(path, self._groups, self._stack, ends=self._ends_G, scales=self._scales(path))
-
-    def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
-        """See :class:`RoutedPass`."""
-        return StackedAssignments(experts_TK, num_experts, self)
-
-    def expert_updates(self, path: str, ends_EG: torch.Tensor, tokens_A: torch.Tensor) -> LayerUpdates:
-        """What the adapters add to rows that are sorted by expert, then by group."""
-        if self._stack is None or not self._stack.trains(path):
-            return NoUpdates()
-        scales_A1 = self._scales(path).index_select(0, tokens_A)
-        return StackedUpdates(path, self._groups, self._stack, ends=ends_EG, scales=scales_A1)
-
-    @property
-    def group_T(self) -> torch.Tensor:
-        """The group of each token."""
-        return self._group_T
-
-    @property
-    def num_groups(self) -> int:
-        """How many groups there are."""
-        return len(self._groups)
+        return StackedUpdates(path, self._groups, stack, ends=self._ends_G, scales=self._scales(path))
 
     def _scales(self, path: str) -> torch.Tensor:
-        """The factor of each row's group, in float32; most modules share them."""
+        """Most modules share them."""
         scales = tuple(group.scale(path) for group in self._groups)
         if scales not in self._scales_T1:
             scales_G = send(scales, torch.float32, self._device)
             self._scales_T1[scales] = scales_G.index_select(0, self._group_T)[:, None]
         return self._scales_T1[scales]
+
+
+class FixedExpertRoute(ExpertRoute):
+    """Of a pass without gradients that is recorded once, for these owners in this order and their stack.
+
+    How many rows each has is told anew between two runs of it; rows behind them all go with the last owner.
+    """
+
+    def __init__(self, num_rows: int, groups: Sequence[Group], stack: Stack | None, device: torch.device) -> None:
+        paths = [] if stack is None else stack.paths
+        self._scales_of = {path: tuple(group.scale(path) for group in groups) for path in paths}
+        self._distinct = list(dict.fromkeys(self._scales_of.values()))
+        self._num_rows = num_rows
+        self._parcel = FixedParcel(
+            [
+                ((len(groups),), torch.int32),
+                ((num_rows,), torch.int64),
+                ((len(self._distinct), num_rows, 1), torch.float32),
+            ],
+            device,
+        )
+        ends_G, group_T, self._rows_DT1 = self._parcel.tensors
+        # Nothing is held that others may give up: what was recorded for a stack is not run again without it.
+        found: Callable[[], Stack | None] = (lambda: None) if stack is None else weakref.ref(stack)
+        super().__init__([replace(group, adapter=None) for group in groups], found, ends=ends_G, group=group_T)
+        self.tell([replace(group, end=0) for group in groups])
+
+    def _scales(self, path: str) -> torch.Tensor:
+        return self._rows_DT1[self._distinct.index(self._scales_of[path])]
+
+    def tell(self, groups: Sequence[Group]) -> None:
+        """Send how many rows each has."""
+        ends_G = np.array([group.end for group in groups], np.int32)
+        ends_G[-1] = self._num_rows
+        group_T = np.repeat(np.arange(len(groups)), np.diff(ends_G, prepend=0))
+        scales_DT1 = np.array(self._distinct, np.float32).reshape(-1, len(groups))[:, group_T, None]
+        self._parcel.send([ends_G, group_T, scales_DT1])
 
 
 class StackedUpdates:
@@ -194,7 +267,7 @@ class StackedUpdates:
 class StackedAssignments:
     """Sorted on the device, by expert and within it by token, which is by group."""
 
-    def __init__(self, experts_TK: torch.Tensor, num_experts: int, route: StackedRoute) -> None:
+    def __init__(self, experts_TK: torch.Tensor, num_experts: int, route: ExpertRoute) -> None:
         num_tokens, num_choices = experts_TK.shape
         chosen_A = experts_TK.reshape(-1)
         device = chosen_A.device

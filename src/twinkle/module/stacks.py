@@ -70,6 +70,11 @@ class Stack:
         return self.wanted_bytes if self.is_kept else 0
 
     @property
+    def paths(self) -> list[str]:
+        """The modules that an owner trains."""
+        return list(self._shapes)
+
+    @property
     def num_groups(self) -> int:
         """How many owners it has."""
         return len(self._owners)
@@ -118,7 +123,9 @@ class Stack:
         if places:
             torch._foreach_copy_(places, values)
 
+    @torch.inference_mode(False)
     def _zeros(self, shape: StackShape) -> LoraPair:
+        """No tensors of inference mode, also where a sampler asks: training reads them, and copies into them."""
         num_groups = self.num_groups * (shape.num_experts or 1)
         size_a, size_b = (self.rank, shape.in_features), (shape.out_features, self.rank)
         return LoraPair(

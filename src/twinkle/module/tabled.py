@@ -19,7 +19,7 @@ from twinkle.module.expert_rows import Assignments
 from twinkle.module.lora_tables import FixedTables, Places, Tables
 from twinkle.module.packed_products import LayerUpdates, NoUpdates
 from twinkle.module.segmented import RoutedPass, Segment
-from twinkle.module.stacked import Group, groups_of
+from twinkle.module.stacked import FixedExpertRoute, Group, groups_of
 
 MOST_MEMBERS = 3
 """Of a group, as the kernels take them."""
@@ -129,15 +129,29 @@ class TabledRoute(PathRoute):
 
 
 class FixedRoute(PathRoute):
-    """Of a pass without gradients and without experts that is recorded once: each time owners are told anew.
+    """Of a pass without gradients that is recorded once: each time owners are told anew.
 
     Args:
         num_rows: Packed tokens.
-        rank: What the kernels take for the owners' largest, as ``rank_of`` says it; 0 if the base model is alone.
+        rank: What the kernels take for the owners' largest; 0 if the base model is alone.
+        places: Where each path's matrices lie.
+        kernels: Those that read them.
+        device: Where they are.
+        experts: The same for layers of experts, where there are any.
     """
 
-    def __init__(self, num_rows: int, rank: int, places: Places, *, kernels: Any, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        rank: int,
+        places: Places,
+        *,
+        kernels: Any,
+        device: torch.device,
+        experts: FixedExpertRoute | None,
+    ) -> None:
         self._num_rows = num_rows
+        self._experts = experts
         self._fixed = FixedTables(num_rows, rank, places, kernels, device) if rank else None
         self._told: list[tuple[weakref.ref[LoraAdapter] | None, int]] | None = None
         # Of a recorded pass no layer can be left out because nobody trains it now.
@@ -145,30 +159,29 @@ class FixedRoute(PathRoute):
 
     def tell(self, segments: Sequence[Segment]) -> None:
         """Send whose rows they are, unless they are whose they were."""
-        if self._fixed is None:
-            return
         groups = groups_of(segments, self._num_rows)
-        if not self._is_told(groups):
+        if self._is_told(groups):
+            return
+        if self._fixed is not None:
             self._fixed.tell(groups)
-            self._told = [
-                (None if group.adapter is None else weakref.ref(group.adapter), group.end) for group in groups
-            ]
+        if self._experts is not None and segments:
+            self._experts.tell(groups_of(segments, segments[-1].end))
+        self._told = [(None if group.adapter is None else weakref.ref(group.adapter), group.end) for group in groups]
 
     def _is_told(self, groups: Sequence[Group]) -> bool:
-        return (
-            self._told is not None
-            and len(self._told) == len(groups)
-            and all(
-                end == group.end
-                and (None if of is None else of()) is group.adapter
-                and (of is None) == (group.adapter is None)
-                for (of, end), group in zip(self._told, groups, strict=True)
-            )
+        if self._told is None or len(self._told) != len(groups):
+            return False
+        pairs = zip(self._told, groups, strict=True)
+        # One that is gone is nobody's adapter, and was somebody's.
+        return all(
+            end == group.end and (group.adapter is None if of is None else of() is group.adapter is not None)
+            for (of, end), group in pairs
         )
 
     def assign(self, experts_TK: torch.Tensor, num_experts: int) -> Assignments:
         """See :class:`RoutedPass`."""
-        raise NotImplementedError("a recorded pass through experts")
+        assert self._experts is not None
+        return self._experts.assign(experts_TK, num_experts)
 
 
 def _by_rows(x_TF: torch.Tensor) -> torch.Tensor:

@@ -4,13 +4,15 @@ A small model's step takes a GPU a fraction of what it takes the host to launch 
 changes between two such steps (tokens, positions, places, lengths, whose adapters) lies in tensors that stay where they
 are; how many sequences there are, and how many pages the longest has, is padded to powers of two. So there is a record
 for each such shape. It is made when its shape has been met a few times, and is held against the pass as it is made
-otherwise before it is trusted. Where pages move to other memory all records end.
+otherwise before it is trusted. Where pages move to other memory all records end, and of models with experts where
+other owners' matrices are stacked.
 
 Shape suffixes: N rows, padded; M pages of a row of the table; H hidden size.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +30,11 @@ from twinkle.module.packed_states import PackedStates
 from twinkle.module.paged_decode import decode_kernel_for
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.segmented import Segment
+from twinkle.module.stacks import Stack
 from twinkle.module.tabled import FixedRoute
 from twinkle.sampler.cache_kinds import PagedCaches
 from twinkle.sampler.caches import Caches, Piece
+from twinkle.sampler.fixed_states import FixedStates, StateBuffers
 from twinkle.sampler.paged_attention import slots_of, table_of
 from twinkle.sampler.paged_cache import PagedCache
 from twinkle.sampler.pages import Page, PagePool
@@ -40,9 +44,16 @@ MET_BEFORE = 4
 MOST_RECORDS = 64
 """Of one sampler; more shapes than a service meets."""
 PASSES_WITHOUT = 1000
-"""Until it is tried again after there was no memory for a record."""
+"""Until it is tried again after there was no memory for a record, or it was wrong."""
+MOST_WRONG = 3
+"""Records; no more are made."""
+PART = 0.5
+"""Of the room that there is, at most, for the states of a record's sequences."""
 TOLERANCE = 0.05
 """Relative, of hidden states in half precision, which products of other shapes round otherwise."""
+
+PassResult = tuple[torch.Tensor, Callable[[], None]]
+"""The hidden states [T, H], and what lets the caches remember the pass: until then it can be made again."""
 
 _log = event_log()
 
@@ -77,8 +88,15 @@ class DecodePass:
 class FixedPages:
     """Attention of one token of each sequence, where its tensors say that things lie."""
 
-    def __init__(self, pool: PagePool, slots_N: torch.Tensor, used_N: torch.Tensor, table_NM: torch.Tensor) -> None:
-        self.states = PackedStates([])
+    def __init__(
+        self,
+        pool: PagePool,
+        states: PackedStates,
+        slots_N: torch.Tensor,
+        used_N: torch.Tensor,
+        table_NM: torch.Tensor,
+    ) -> None:
+        self.states = states
         self._pool = pool
         self._slots_N, self._used_N, self._table_NM = slots_N, used_N, table_NM
 
@@ -107,8 +125,17 @@ class FixedPages:
 class _RecordedPass:
     """A record and the tensors that it reads."""
 
-    def __init__(self, shape: Shape, model: FusedLoraModel, pool: PagePool, spare: Page) -> None:
-        self._shape, self._model, self._pool, self._spare = shape, model, pool, spare
+    def __init__(
+        self,
+        shape: Shape,
+        model: FusedLoraModel,
+        pool: PagePool,
+        spare: Page,
+        route: FixedRoute,
+        buffers: StateBuffers | None,
+    ) -> None:
+        self._shape, self._model, self._pool, self._spare, self._route = shape, model, pool, spare, route
+        self._buffers = buffers
         num_rows = shape.num_rows
         self._token_ids_N = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
         self._parcel = FixedParcel(
@@ -120,14 +147,17 @@ class _RecordedPass:
             ],
             model.device,
         )
-        self._route: FixedRoute = model.pool.fixed_route(num_rows, shape.rank)
         self._again: Run | None = None
+        self._attention: FixedPages | None = None
 
     def record(self, recorder: Recorder) -> None:
         """Record it for rows that all are nobody's, so that nothing of a real pass is in it."""
         self._tell(self._blank(), [])
         positions, slots_N, used_N, table_NM = self._parcel.tensors
-        attention = FixedPages(self._pool, slots_N, used_N, table_NM)
+        num_rows = self._shape.num_rows
+        states = PackedStates([]) if self._buffers is None else FixedStates(self._buffers, num_rows)
+        # It is kept, as what it has sent once is read by every run.
+        attention = self._attention = FixedPages(self._pool, states, slots_N, used_N, table_NM)
         self._again = recorder.record(
             lambda: self._model.run_packed(self._token_ids_N, positions, self._route, attention)
         )
@@ -135,6 +165,8 @@ class _RecordedPass:
     def run(self, decoded: DecodePass) -> torch.Tensor:
         """Returns the hidden states [T, H], which are there until another record is run."""
         assert self._again is not None
+        if self._buffers is not None:
+            self._buffers.put(decoded.pieces)
         pieces, page_tokens = decoded.pieces, self._pool.page_tokens
         arrays = positions, slots_N, used_N, table_NM = self._blank()
         here = len(pieces)
@@ -170,14 +202,19 @@ class DecodeGraphs:
         self._passes: dict[Shape, _RecordedPass] = {}
         self._met: Counter[Shape] = Counter()
         self._spare: Page | None = None
+        self._buffers: StateBuffers | None = None
         self._tensor_epoch = -1
+        self._stack: Callable[[], Stack | None] = _nothing
         self._passes_to_wait: float = 0
+        self._num_wrong = 0
         model.memory.add_guest("recorded passes", self)
 
     @property
     def size_bytes(self) -> int:
         """See :class:`Guest`."""
-        return self._recorder.size_bytes + (0 if self._spare is None else self._pool.page_bytes)
+        of_page = 0 if self._spare is None else self._pool.page_bytes
+        of_states = 0 if self._buffers is None else self._buffers.size_bytes
+        return self._recorder.size_bytes + of_page + of_states
 
     def give_back(self, num_bytes: int) -> None:
         """See :class:`Guest`; all of it, whatever is wanted."""
@@ -189,48 +226,70 @@ class DecodeGraphs:
         self._passes.clear()
         self._met.clear()
         self._recorder.clear()
+        self._buffers = None
         if self._spare is not None:
             self._pool.drop_spare(self._spare)
             self._spare = None
 
     @torch.inference_mode()
-    def hidden(self, decoded: DecodePass, otherwise: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the hidden states [T, H] of a pass, from a record or ``otherwise``; they last until the next one."""
+    def run(self, decoded: DecodePass, otherwise: Callable[[], PassResult]) -> PassResult:
+        """Returns what a pass comes to, from a record or ``otherwise``; hidden states last until the next one."""
         if self._passes_to_wait > 0:
             self._passes_to_wait -= 1
             return otherwise()
         self._pool.settle()
-        if self._pool.tensor_epoch != self._tensor_epoch:
+        stack = self._model.pool.stack_of_experts(decoded.segments)
+        if stack is not None and not stack.is_kept:
+            self.clear()  # it may find room where records are
+            return otherwise()
+        if self._pool.tensor_epoch != self._tensor_epoch or stack is not self._stack():
             self.clear()
             self._tensor_epoch = self._pool.tensor_epoch
+            self._stack = _nothing if stack is None else weakref.ref(stack)
         shape = self._shape_of(decoded)
         known = self._passes.get(shape)
         if known is not None:
-            return known.run(decoded)
+            hidden_TH = known.run(decoded)
+            return hidden_TH, self._remembering(decoded)
         self._met[shape] += 1
-        hidden_TH = otherwise()
+        found = otherwise()
         if self._met[shape] > MET_BEFORE and len(self._passes) < MOST_RECORDS:
-            self._try_to_record(shape, decoded, hidden_TH)
-        return hidden_TH
+            self._try_to_record(shape, decoded, stack, found[0])
+        return found
+
+    def _remembering(self, decoded: DecodePass) -> Callable[[], None]:
+        """Lets each cache remember what its row has come to, which is copied now."""
+        if self._buffers is None:
+            return _nothing
+        found = self._buffers.taken(len(decoded.pieces))
+
+        def remember() -> None:
+            for piece, states in zip(decoded.pieces, found, strict=True):
+                piece.cache.states = states
+
+        return remember
 
     def _shape_of(self, decoded: DecodePass) -> Shape:
         most = max(len(piece.cache.pages) for piece in decoded.pieces)
         rank = self._model.pool.padded_rank({segment.adapter for segment in decoded.segments})
         return Shape(_padded(len(decoded.pieces)), _padded(most), rank, decoded.positions.shape[:-1])
 
-    def _try_to_record(self, shape: Shape, decoded: DecodePass, right_TH: torch.Tensor) -> None:
+    def _try_to_record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> None:
         reason = None
         try:
-            reason = self._record(shape, decoded, right_TH)
+            reason = self._record(shape, decoded, stack, right_TH)
+            self._num_wrong += reason is not None
         except torch.OutOfMemoryError:
             self.clear()
             self._passes_to_wait = PASSES_WITHOUT
             _log.info("sampler.no_memory_to_record", rows=shape.num_rows, next="passes are launched kernel by kernel")
         except Exception as error:  # noqa: BLE001 - models are of many classes, and what cannot be recorded is of any type
             reason = str(error).partition("\n")[0]
+            self._num_wrong = MOST_WRONG
         if reason is not None:
             self.clear()
-            self._passes_to_wait = inf
+            # Routers may choose other experts for a rounding's sake, once.
+            self._passes_to_wait = PASSES_WITHOUT if self._num_wrong < MOST_WRONG else inf
             _log.warning(
                 "sampler.cannot_record",
                 architecture=self._model.info.architecture,
@@ -238,14 +297,29 @@ class DecodeGraphs:
                 next="passes are launched kernel by kernel, slower for small models",
             )
 
-    def _record(self, shape: Shape, decoded: DecodePass, right_TH: torch.Tensor) -> str | None:
+    def _record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> str | None:
         """Why a record is not right, if it is not."""
-        if self._spare is None:
-            self._spare = self._pool.take_spare()
-            self._pool.settle()
-            # For its page all may have been moved, before there is any record.
-            self._tensor_epoch = self._pool.tensor_epoch
-        made = _RecordedPass(shape, self._model, self._pool, self._spare)
+        spare = self._spare
+        if spare is None:
+            # For its page all may be moved, and others, such as these records, may have to give way.
+            spare = self._pool.take_spare()
+            try:
+                self._pool.settle()
+            except torch.OutOfMemoryError:
+                self._pool.drop_spare(spare)
+                raise
+            self._spare, self._tensor_epoch = spare, self._pool.tensor_epoch
+        route = self._model.pool.fixed_route(shape.num_rows, decoded.segments, stack)
+        if self._model.remembers and (self._buffers is None or self._buffers.num_rows < shape.num_rows):
+            # The other records read the old ones.
+            self._passes.clear()
+            self._recorder.clear()
+            self._buffers = None
+            num_bytes = shape.num_rows * self._model.state_bytes
+            if num_bytes > self._model.memory.room_for_guests * PART:
+                raise torch.OutOfMemoryError(f"{num_bytes} bytes for states")
+            self._buffers = StateBuffers(decoded.pieces[0].cache.states, shape.num_rows)
+        made = _RecordedPass(shape, self._model, self._pool, spare, route, self._buffers)
         made.record(self._recorder)
         error = relative_error(made.run(decoded), right_TH)
         if not error < TOLERANCE:
@@ -270,10 +344,21 @@ def relative_error(found_TH: torch.Tensor, right_TH: torch.Tensor) -> float:
 def graphs_for(model: FusedLoraModel, caches: Caches) -> DecodeGraphs | None:
     """Returns the records of a sampler with these caches, if its device and its model have such passes."""
     recorder = recorder_for(model.device)
-    has_fixed_passes = model.pool.can_be_recorded and not (model.remembers or model.is_sharded)
+    has_fixed_passes = model.pool.can_be_recorded and not model.is_sharded and not _looks_at_positions(model)
     if recorder is None or not has_fixed_passes or not isinstance(caches, PagedCaches):
         return None
     return DecodeGraphs(model, caches.pool, recorder)
+
+
+def _looks_at_positions(model: FusedLoraModel) -> bool:
+    """Whether its rotary embeddings hang on how far the longest sequence is, which the host asks the device."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    by_layer = [each for each in parameters.values() if isinstance(each, dict)]
+    return any(each.get("rope_type") in ("dynamic", "longrope") for each in (parameters, *by_layer))
+
+
+def _nothing() -> None:
+    return None
 
 
 def _padded(number: int) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Sequence
 
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.pictures import TokenRange, pack, packed_positions
 from twinkle.sampler.caches import Caches
-from twinkle.sampler.decode_graphs import DecodePass, graphs_for
+from twinkle.sampler.decode_graphs import DecodePass, PassResult, graphs_for
 from twinkle.sampler.planning import Work, segments_of
 from twinkle.sampler.unread import token_ids_of
 
@@ -21,29 +19,27 @@ class PackedPasses:
         self._model, self._caches = model, caches
         self._graphs = graphs_for(model, caches) if graphs else None
 
-    def run(self, works: Sequence[Work]) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Returns the hidden states [T, H] of works, which are there until the next pass, and what lets the caches
-        remember the pass: until then it can be made again.
-        """
+    def run(self, works: Sequence[Work]) -> PassResult:
+        """Returns what works come to; hidden states last until the next pass."""
         device = self._model.device
         token_ids_T = token_ids_of(works, device)
         ranges = [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works]
         pieces = [work.piece for work in works]
         segments = segments_of([(work.progress.adapter, work.piece.num_tokens) for work in works])
 
-        if self._graphs is not None and all(work.continuation is not None for work in works):
-            decoded = DecodePass(pieces, token_ids_T, packed_positions(ranges), segments)  # type: ignore[arg-type]  # pages
+        def launched() -> PassResult:
+            positions_T, pictures = pack(ranges, device)
+            attention = self._caches.attention(pieces)
+            hidden_TH = self._model.run_packed(token_ids_T, positions_T, segments, attention, pictures)
+            return hidden_TH, attention.states.commit
 
-            def launched() -> torch.Tensor:
-                positions_T, _ = pack(ranges, device)
-                return self._model.run_packed(token_ids_T, positions_T, segments, self._caches.attention(pieces))
-
-            return self._graphs.hidden(decoded, launched), lambda: None
-
-        positions_T, pictures = pack(ranges, device)
-        attention = self._caches.attention(pieces)
-        hidden_TH = self._model.run_packed(token_ids_T, positions_T, segments, attention, pictures)
-        return hidden_TH, attention.states.commit
+        if self._graphs is None or any(work.continuation is None for work in works):
+            return launched()
+        positions = packed_positions(ranges)
+        return self._graphs.run(
+            DecodePass(pieces, token_ids_T, positions, segments),  # type: ignore[arg-type]  # there are graphs of pages alone
+            launched,
+        )
 
     def close(self) -> None:
         """Gives up what is recorded."""

@@ -54,10 +54,9 @@ from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.twinkle.routes import openai as twinkle_openai_router
 from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
-from twinkle.storage.ballast import keep_room, make_way
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database
-from twinkle.storage.disks import Disks
+from twinkle.storage.disks import Disks, keep_room, make_way
 from twinkle.storage.home import make_private_home
 from twinkle.storage.journal.arrivals import Arrivals
 from twinkle.storage.opened_folders import OpenedFolders

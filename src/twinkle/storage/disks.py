@@ -1,7 +1,13 @@
-"""How much room there is on the disks where the journal and the objects lie, as far as they are this machine's."""
+"""How much room there is on the disks where the journal and the objects lie, as far as they are this machine's.
+
+Some of it is kept by a file that only takes room, the ballast, thrown overboard when a disk is so full that not even
+deleting would be possible: SQLite needs a few pages of its own for every reader, and without them a full disk could be
+neither read nor emptied.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +17,9 @@ import structlog
 from twinkle.core.clock import Clock
 from twinkle.core.settings import Settings
 
+BALLAST = "ballast"
+_BALLAST_BYTES = 8 * 2**20
+_NEEDED_BYTES = 2 * 2**20
 _LOOK_EVERY_S = 1.0
 
 _log = structlog.get_logger()
@@ -92,3 +101,30 @@ class Disks:
                 "disk.low" if is_low else "disk.has_room", free_bytes=self._least, low_bytes=self._low_bytes
             )
         return self._least
+
+
+def make_way(folder: Path) -> bool:
+    """Give the room free that was kept, if a disk has none left; whether that was so."""
+    ballast = folder / BALLAST
+    if not ballast.exists() or free_bytes(folder) >= _NEEDED_BYTES:
+        return False
+    ballast.unlink()
+    _log.warning(
+        "disk.ballast_dropped", freed_bytes=_BALLAST_BYTES, next="delete what is not needed, there is little room"
+    )
+    return True
+
+
+def keep_room(folder: Path, *, low_bytes: int) -> None:
+    """Keep some room for bad times, where there is more than enough now."""
+    ballast = folder / BALLAST
+    if ballast.exists() or free_bytes(folder) < low_bytes + _BALLAST_BYTES:
+        return
+    descriptor = os.open(ballast, os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _BALLAST_BYTES)
+    except OSError as error:
+        _log.warning("disk.no_ballast", error=str(error))
+        ballast.unlink()
+    finally:
+        os.close(descriptor)

@@ -9,8 +9,7 @@ from twinkle.core.process.lazy import lazy_attributes
 if TYPE_CHECKING:
     from twinkle.data_format.row_error import RowError
     from twinkle.template.base import Template
-    from twinkle.template.deepseek import DeepseekV4Template
-    from twinkle.template.families import Gemma4Template, Qwen2_5VLTemplate, Qwen3_5Template
+    from twinkle.template.families import DeepseekV4Template, Gemma4Template, Qwen2_5VLTemplate, Qwen3_5Template
 
 __all__ = [
     "DeepseekV4Template",
@@ -24,7 +23,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "DeepseekV4Template": "twinkle.template.deepseek",
+        "DeepseekV4Template": "twinkle.template.families",
         "Gemma4Template": "twinkle.template.families",
         "Qwen2_5VLTemplate": "twinkle.template.families",
         "Qwen3_5Template": "twinkle.template.families",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.template.base import Template
+from twinkle.template.rendering import Renderer
 
 
 class Qwen3_5Template(Template):  # noqa: N801 - the name is the documents'
@@ -18,3 +22,12 @@ class Qwen2_5VLTemplate(Template):  # noqa: N801
 
 class Gemma4Template(Template):
     """For Gemma 4, whose pictures stand between two tokens of their own."""
+
+
+class DeepseekV4Template(Template):
+    """For DeepSeek-V4, which comes without one of its own. ``reasoning_effort`` may be ``high`` or ``max``."""
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """See :class:`Template`."""
+        return DeepseekWriter(is_thinking=self.enable_thinking, **self.variables)

@@ -1,4 +1,7 @@
-"""What a mesh will serve, told before its model is loaded: the API lets those wait who ask for it."""
+"""What is said of a mesh that does not serve yet: what it will serve, before its model is loaded, or why it does not.
+
+The API lets those wait who ask for what is announced; ``twinkle status`` shows why nobody came.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from contextlib import contextmanager
 import structlog
 
 from twinkle.core.clock import SystemClock
-from twinkle.core.errors import StorageUnavailable
+from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.mesh import MeshAnnouncement
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
@@ -50,6 +53,15 @@ def announced(settings: Settings, *, renew_every_s: float = _RENEW_EVERY_S) -> I
                 meshes.withdraw(settings.mesh)
         except StorageUnavailable as error:
             _log.warning("worker.not_withdrawn", mesh=settings.mesh, error=error.message)
+
+
+def note_trouble(settings: Settings, reason: str) -> None:
+    """Write down why there is no worker, if the journal answers; the log has it in any case."""
+    try:
+        with _opened(settings) as meshes:
+            meshes.note_trouble(settings.mesh, reason)
+    except TwinkleError as error:
+        _log.warning("worker.trouble_not_noted", reason=reason, error=error.message)
 
 
 def _renew(settings: Settings, announcement: MeshAnnouncement, done: threading.Event, every_s: float) -> None:

@@ -20,10 +20,9 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
-from twinkle.workers.adapters.absence import Absences
 from twinkle.workers.adapters.adapter_memory import AdapterMemory
 from twinkle.workers.adapters.artifacts import Artifacts
-from twinkle.workers.adapters.departures import Departures
+from twinkle.workers.adapters.departures import Absences, Departures
 from twinkle.workers.adapters.replay import Replay
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.adapters.snapshots import Snapshots
@@ -31,13 +30,12 @@ from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.clerk import Beside, Clerk
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.engines.loss_graphs import LossGraphs
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.recording import Recorder
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.requests import Requests
+from twinkle.workers.requests import LossGraphs, Requests
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampling.rounds import SampleRounds
 from twinkle.workers.sampling.sampling import CacheGroups, SampleDesk

@@ -23,8 +23,8 @@ from twinkle.core.process.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import register_pump
+from twinkle.workers.announcing import note_trouble
 from twinkle.workers.starts import EXIT_FAILED_START, LONGEST_PAUSE_S, Starts, refuse, within
-from twinkle.workers.troubles import note_trouble
 
 if TYPE_CHECKING:
     from twinkle.workers.process import MeshProcess

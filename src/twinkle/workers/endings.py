@@ -14,6 +14,7 @@ from twinkle.core.errors import (
     PoisonOperation,
     TwinkleError,
     UserError,
+    WindowFailed,
 )
 from twinkle.core.operation import CANCELLED_BY_OPERATOR, Claim, Failure, FailureCategory, Outcome, Payload
 from twinkle.scheduler.retry import Retry, decide
@@ -24,6 +25,16 @@ from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_b
 from twinkle.workers.steps import Steps, Transfers
 
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The result of an operation that is no pass, and what it had to compute once more for it."""
+
+    result: bytes
+    num_replayed_tokens: int = 0
+    clears_gradients: bool = False
+    """Whether it emptied the gradients on purpose: what failed of them before no longer counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +220,11 @@ def refuse_rejected(claim: Claim) -> None:
     if claim.rejection.startswith(CANCELLED_BY_OPERATOR):
         raise Cancelled(claim.rejection)
     raise UserError(claim.rejection)
+
+
+def window_failed(claim: Claim) -> WindowFailed:
+    """Why a step is not applied whose gradients would have been incomplete."""
+    return WindowFailed(
+        f"optim_step {claim.seq} was not applied: operation {claim.failed_window_seq} of its accumulation"
+        " window failed, so the gradients would have been incomplete; they were cleared. Send the batch again."
+    )

@@ -17,9 +17,8 @@ from twinkle.hub.support import check_model
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
 from twinkle.tasks.surroundings import check_surroundings
-from twinkle.workers.announcing import announced
+from twinkle.workers.announcing import announced, note_trouble
 from twinkle.workers.starts import STARTS_FILE, Starts
-from twinkle.workers.troubles import note_trouble
 
 _log = structlog.get_logger()
 

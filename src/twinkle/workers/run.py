@@ -22,8 +22,7 @@ from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Followed, Head
-from twinkle.workers.adapters.absence import Absences
-from twinkle.workers.adapters.departures import Departures
+from twinkle.workers.adapters.departures import Absences, Departures
 from twinkle.workers.adapters.residents import Residents
 from twinkle.workers.clerk import Clerk
 from twinkle.workers.endings import Endings, Execution

@@ -34,8 +34,8 @@ from twinkle.wire.paths import SamplingSessionId
 from twinkle.workers.adapters.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.adapters.replay import Replay
 from twinkle.workers.adapters.residents import Residents
-from twinkle.workers.answered import Answered, window_failed
 from twinkle.workers.beginnings import Beginnings, LoadRequest
+from twinkle.workers.endings import Answered, window_failed
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.requests import ReadAhead
 from twinkle.workers.sampling.weights import SamplerWeights

@@ -236,6 +236,21 @@ def test_weights_are_copied_again_only_where_an_adapter_has_changed(monkeypatch:
     assert_close(found["y"], expected["y"])
 
 
+def test_training_takes_over_a_stack_that_a_sampler_has_made() -> None:
+    """It was made in inference mode, whose tensors nobody outside of it may change."""
+    case, stacks = Case(), make_stacks()
+    with torch.inference_mode():
+        stacked(case.segments, stacks)
+    case.adapters[1].params.mul_(2)
+    case.adapters[1].publish()
+    found = case.run(lambda segments: stacked(segments, stacks))
+
+    other = Case()
+    other.adapters[1].params.mul_(2)
+    for name, expected in other.run(looped).items():
+        assert_close(found[name], expected)
+
+
 def test_stacks_that_there_is_no_room_for_are_made_in_each_layer_and_hold_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,10 @@ On a CPU a stand-in records (``harness.recorded``): whatever was not told anew b
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from structlog.testing import capture_logs
 from harness.families import FAMILIES, stir
 from harness.lora_kernels import LoraKernels
 from harness.paged_kernel import SingleKernel
+from harness.pictures import save_picture_model
 from harness.recorded import CountedRecorder
 from twinkle.core.errors import UserError
 from twinkle.infra import sending
@@ -29,6 +33,7 @@ from twinkle.sampler.cache_kinds import PagedCaches
 
 from .conftest import PAGE_TOKENS, run_to_end
 from .test_sampler_invariance import bits_of
+from .test_sampler_pictures import chunk_tokens, request_of
 
 PROMPT = tuple(np.random.default_rng(1).integers(6, 200, 70).tolist())
 
@@ -144,6 +149,45 @@ def test_layers_of_other_forms_are_recorded(family: str, recorder: CountedRecord
     assert recorder.num_runs - before > 20
 
 
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "qwen3_5-moe", "nemotron-h"])
+def test_experts_of_one_stack_are_recorded(
+    family: str, recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With attention, delta nets and Mamba beside them. Products of a group hang on its rows here, so the numbers are
+    close; owners come and go, and learn.
+    """
+    monkeypatch.setattr("twinkle.module.lora.supports_grouped_products", lambda device, dtype: True)
+    model = model_of(family)
+    made = [model.create_adapter(LoraConfig(rank=3 + n), trainable=False) for n in range(3)]
+    for number, adapter in enumerate(made):
+        fill(adapter, number)
+
+    def outcomes_of(sampler: SteppedTorchSampler, owners: Sequence[LoraAdapter | None]) -> dict[str, Any]:
+        for n, owner in enumerate(owners):
+            prompt = PROMPT[n : 20 + n]
+            sampler.add(request(str(n), adapter=owner, prompt=prompt, num_samples=2, max_tokens=24 + 9 * n, seed=n))
+        return run_to_end(sampler)
+
+    sampler = sampler_of(model, kept_bytes=0)
+    for numbers in ([None], [0, None, 1], [0, None, 1], [2, 1]):
+        owners = [None if number is None else made[number] for number in numbers]
+        before = recorder.num_runs
+        found = outcomes_of(sampler, owners)
+        assert recorder.num_runs - before > 10
+        for key, result in outcomes_of(sampler_of(model, graphs=False), owners).items():
+            for left, right in zip(result.sequences, found[key].sequences, strict=True):
+                assert left.tokens.tolist() == right.tokens.tolist()
+                np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-4)
+        fill(made[1], 20)  # the next one samples what it has learnt
+
+    gone = [weakref.ref(each) for each in made]
+    made.clear()
+    owners.clear()
+    del adapter
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3, "records hold no adapter"
+
+
 def test_what_an_adapter_has_learnt_meanwhile_is_sampled(model: FusedLoraModel, recorder: CountedRecorder) -> None:
     """A record reads weights where they lie, and whose they are is told anew when an adapter is another."""
     sampler = sampler_of(model)
@@ -256,6 +300,19 @@ def test_a_record_that_is_wrong_is_never_used(
     assert len(told) == 1 and "off by" in told[0]["reason"]
 
 
+def test_a_record_that_was_wrong_is_tried_again_but_not_for_ever(
+    model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of another shape round otherwise, and once in a while a router chooses another expert for it."""
+    stale = Stale()
+    monkeypatch.setattr(decode_graphs, "recorder_for", lambda device: stale)
+    monkeypatch.setattr(decode_graphs, "PASSES_WITHOUT", 3)
+    asked = [request("it", adapter=adapters[0], max_tokens=90)]
+    expected = drawn(sampler_of(model, graphs=False), asked)
+    assert drawn(sampler_of(model), asked) == expected
+    assert stale.num_records == decode_graphs.MOST_WRONG
+
+
 class Full(CountedRecorder):
     """There is no memory for the first record."""
 
@@ -282,6 +339,39 @@ def test_without_memory_for_a_record_it_is_tried_again_much_later(
     assert 60 - full.num_runs > 12
 
 
+def test_records_that_give_way_to_their_own_page_are_made_with_it(
+    model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that is nearly full the pool's growth asks guests for room."""
+    expected = drawn(sampler_of(model, graphs=False), mixed(adapters))
+    sampler = sampler_of(model)
+    pool = sampler._caches.pool  # type: ignore[attr-defined]  # of pages
+    take_spare = pool.take_spare
+
+    def asked_for_room() -> Any:
+        spare = take_spare()
+        sampler._passes._graphs.give_back(1)  # type: ignore[union-attr]  # there are some
+        return spare
+
+    monkeypatch.setattr(pool, "take_spare", asked_for_room)
+    before = recorder.num_runs
+    with capture_logs() as logs:
+        assert drawn(sampler, mixed(adapters)) == expected
+    assert recorder.num_runs - before > 10
+    assert not [line for line in logs if line["event"] == "sampler.cannot_record"]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_the_host_looks_at_are_not_recorded(
+    kind: str, model: FusedLoraModel, recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = PagedCaches(model.device, page_tokens=PAGE_TOKENS)
+    assert decode_graphs.graphs_for(model, caches) is not None
+    for parameters in ({"rope_type": kind}, {"full_attention": {"rope_type": kind}}):
+        monkeypatch.setattr(model.config, "rope_parameters", parameters)
+        assert decode_graphs.graphs_for(model, caches) is None
+
+
 def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
     model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,10 +384,71 @@ def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
     assert told == ["layer 0 attends in a form that no kernel of ours has"]
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3_5"])
-def test_experts_and_layers_with_a_state_are_launched_kernel_by_kernel(family: str, recorder: CountedRecorder) -> None:
-    model = model_of(family)
+def test_experts_without_grouped_products_are_launched_kernel_by_kernel(recorder: CountedRecorder) -> None:
+    model = model_of("qwen3-moe")
     assert decode_graphs.graphs_for(model, PagedCaches(model.device, page_tokens=PAGE_TOKENS)) is None
+
+
+def test_layers_with_a_state_are_recorded(recorder: CountedRecorder) -> None:
+    """Samples that go on from the states of one prompt, sequences that begin and end in between."""
+    model = model_of("qwen3_5")
+    adapters = [model.create_adapter(LoraConfig(rank=3 + n), trainable=False) for n in range(3)]
+    for number, adapter in enumerate(adapters):
+        fill(adapter, number)
+    alone = [request("alone", adapter=adapters[1], max_tokens=20)]
+    expected, of_one = (drawn(sampler_of(model, graphs=False), asked) for asked in (mixed(adapters), alone))
+    before = recorder.num_records, recorder.num_runs
+    sampler = sampler_of(model)
+    # The pool has its memory before anything is recorded, as it would end all records.
+    longest = [request(str(n), adapter=None, prompt=PROMPT * 3, max_tokens=2, seed=n) for n in range(16)]
+    drawn(sampler, longest)
+    assert recorder.num_records == before[0]
+    # More sequences than those that there is room for want more room, which those before them use, too.
+    assert drawn(sampler, alone) == of_one
+    assert drawn(sampler, mixed(adapters)) == expected
+    records, runs = recorder.num_records - before[0], recorder.num_runs - before[1]
+    assert records >= 4
+    assert runs > records + 20
+    assert drawn(sampler, alone) == of_one
+    assert drawn(sampler, mixed(adapters)) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])
+def test_tokens_after_pictures_are_recorded_at_their_positions(
+    family: str, recorder: CountedRecorder, tmp_path: Path
+) -> None:
+    """Beside text, which then has three axes, too, and after it, when it has one."""
+    model = FusedLoraModel.from_pretrained(str(save_picture_model(tmp_path, family)))
+    adapter = model.create_adapter(LoraConfig(rank=4), trainable=False)
+    fill(adapter, 5)
+    asked = [
+        request_of(family, 1, adapter, max_tokens=20),
+        request_of(family, 2, max_tokens=30),
+        request("text", adapter=adapter, prompt=range(5, 25), max_tokens=60),
+    ]
+    options = {"chunk_tokens": chunk_tokens(model)}
+    expected = drawn(sampler_of(model, graphs=False, **options), asked)
+    before = recorder.num_runs
+    assert drawn(sampler_of(model, **options), asked) == expected
+    assert recorder.num_runs - before > 25
+
+
+def test_states_have_no_more_than_a_part_of_the_room(
+    recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("qwen3_5")
+    memory = DeviceMemory(2**30, torch.device("cpu"))
+    monkeypatch.setattr(model, "memory", memory)
+    sampler = sampler_of(model)
+    asked = [request("it", adapter=None, num_samples=3, max_tokens=30)]
+    expected = drawn(sampler, asked)
+    assert memory.held["recorded passes"] >= 4 * model.state_bytes
+
+    memory.reserve("all", 2**30 - 7 * model.state_bytes)
+    sampler = sampler_of(model)
+    with capture_logs() as logs:
+        assert drawn(sampler, asked) == expected
+    assert [line["event"] for line in logs] == ["sampler.no_memory_to_record"]
 
 
 def test_nothing_is_sent_while_a_pass_is_recorded(

@@ -16,6 +16,7 @@ from harness.byte_tokenizer import write_tokenizer
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from harness.picture_files import picture_file
+from twinkle.core.lease import ProcessIdentity
 from twinkle.wire.pictures import WirePicture
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
@@ -162,6 +163,23 @@ def test_a_mesh_whose_samples_vllm_draws_trains_on_pictures_and_refuses_them_in_
 
     assert refused.status_code == 400
     assert "prompt: holds a picture, but here vllm draws samples, of text alone" in refused.json()["detail"]
+
+
+def test_a_sample_is_judged_by_what_the_meshes_of_its_own_model_offer(serve_api, make_database_url) -> None:
+    with serve_api(make_database_url("sqlite"), max_sample_tokens=2 * CAPABILITIES.max_context_length) as served:
+        lease = served.stores.meshes.acquire("another", ProcessIdentity.current(), lease_s=3600)
+        # Its name comes first; it takes no pictures, and its context is longer than a sample may be.
+        others = {"base_model": "other", "pictures": None, "max_context_length": 10 * CAPABILITIES.max_context_length}
+        served.stores.meshes.publish(lease, CAPABILITIES.model_copy(update=others))
+        served.worker.register()
+        with served.http(served.new_key()) as http:
+            session = http.post("/create_session", json={"type": "create_session"}).json()["session_id"]
+            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+            sampler = http.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+            until_its_end = {**sample(sampler), "seq_id": 1, "sampling_params": {}}
+            answers = [http.post("/asample", json=one) for one in (sample(sampler, image()), until_its_end)]
+
+    assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
 
 
 TEMPLATE = """{%- for message in messages %}<s>{{ message.role }}:

@@ -12,7 +12,7 @@ from harness.sdk_surface import (
     unknown_protobuf_fields,
     unknown_routes,
 )
-from twinkle.core.client_flags import ClientFlags
+from twinkle.core.setting_groups.api import ClientFlags
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.md"
 

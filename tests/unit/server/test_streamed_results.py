@@ -11,9 +11,8 @@ from fastapi.responses import StreamingResponse
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
-from twinkle.server.answering.results import result_response
+from twinkle.server.answering.results import answer_in_parts, result_response
 from twinkle.server.answering.turns import PIECE_BYTES
-from twinkle.server.answering.written_parts import answer_in_parts
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import FolderStore
 from twinkle.wire.json_pieces import with_array

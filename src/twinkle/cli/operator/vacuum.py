@@ -8,7 +8,7 @@ from twinkle.cli.console import say
 from twinkle.cli.operator.journal import opened_journal
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.settings import Settings
-from twinkle.storage.ballast import keep_room, make_way
+from twinkle.storage.disks import keep_room, make_way
 from twinkle.storage.sql_engine import sql_engine
 from twinkle.storage.upkeep.vacuum import vacuum
 

@@ -5,14 +5,42 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
-from twinkle.core.client_flags import ClientFlags
 from twinkle.core.loopback import is_loopback
 from twinkle.core.setting_groups import SettingsGroup
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
 _OWN_PATHS = re.compile(r"/(api|v1)(/|$)")
+
+
+class ClientFlags(BaseModel):
+    """How clients of the official SDK are told to behave, in the words of ``client/config`` and its dynamic twin.
+
+    A flag that is not set stays at the SDK's own default. Those that need something of the service (one poll for many
+    samples, and the like) have settings of their own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # For a client's lifetime.
+    parallel_fwdbwd_chunks: bool | None = None
+    proto_compress_fwdbwd: bool | None = None
+    fwdbwd_max_chunk_len: int | None = Field(default=None, gt=0)
+    fwdbwd_max_chunk_bytes_count: int | None = Field(default=None, gt=0)
+    fwdbwd_dispatch_bytes_semaphore_size: int | None = Field(default=None, gt=0)
+    sample_dispatch_bytes_semaphore_size: int | None = Field(default=None, gt=0)
+    inflight_response_bytes_semaphore_size: int | None = Field(default=None, gt=0)
+    sample_max_concurrent_requests: int | None = Field(default=None, gt=0)
+    sample_no_retries: bool | None = None
+    sample_enable_stuck_detection: bool | None = None
+    use_pyqwest_transport: bool | None = None
+    billing_exception_max_pause_duration_sec: int | None = Field(default=None, ge=0)
+
+    # Asked for again every so often.
+    refresh_interval_sec: int | None = Field(default=None, gt=0)
+    sample_cancel_enabled: bool | None = None
+    sample_cancel_max_batch_size: int | None = Field(default=None, gt=0)
 
 
 class ApiSettings(SettingsGroup):

@@ -1,17 +1,20 @@
-"""Megatron's config from a model's, the mesh and a script's keywords."""
+"""Megatron's config from a model's, the mesh and a script's keywords, and what a script's ``ddp_config`` means here."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import PretrainedConfig
 
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.keywords import known_keywords
+from twinkle.core.process.events import event_log
 from twinkle.model.megatron.families import Family
 from twinkle.model.megatron.layout import Layout
 
@@ -35,6 +38,10 @@ UNEVEN = (
 BY_MODEL = ("perform_initialization", "use_cpu_initialization", "calculate_per_token_loss")
 """Fields that this package's passes need as they are."""
 VARIABLE = "variable_seq_lengths"
+DISTRIBUTED = "use_distributed_optimizer"
+"""The one of Megatron's settings of data parallelism that has something to set."""
+
+log = event_log()
 
 
 def transformer_config(
@@ -82,6 +89,25 @@ def transformer_config(
         return family.config_class(**settings)
     except (ValueError, AssertionError, TypeError) as error:
         raise InvalidInput("config", f"Megatron refuses these settings: {error}") from error
+
+
+def distributes_optimizer(config: Mapping[str, Any] | None, default: bool) -> bool:
+    """Whether the optimizer's state is spread over data ranks.
+
+    Raises:
+        InvalidInput: A name is no setting of Megatron's.
+    """
+    taken = dict(config or {})
+    known = {field.name for field in dataclasses.fields(DistributedDataParallelConfig)}
+    for name in taken.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise InvalidInput(
+            f"ddp_config.{name}", f"is not known; {f'did you mean {near[0]}?' if near else 'leave it out'}"
+        )
+    idle = sorted(taken.keys() - {DISTRIBUTED})
+    if idle:
+        log.info("megatron.ddp.without_effect", names=", ".join(idle), next="gradients are summed once a window")
+    return bool(taken.get(DISTRIBUTED, default))
 
 
 def _parallel(layout: Layout) -> dict[str, Any]:

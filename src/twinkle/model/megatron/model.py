@@ -19,7 +19,7 @@ from twinkle.infra.runtime import mesh_of, runtime
 from twinkle.model.loading import stored_paths
 from twinkle.model.megatron.adapted import AdaptedModel
 from twinkle.model.megatron.build import build_stages, mark_partial_gradients, named_buffers, named_parameters, tie
-from twinkle.model.megatron.config import transformer_config
+from twinkle.model.megatron.config import distributes_optimizer, transformer_config
 from twinkle.model.megatron.families import family_of
 from twinkle.model.megatron.gradients import MegatronRanks, spread_of
 from twinkle.model.megatron.layout import Layout, mesh_or_alone
@@ -27,7 +27,6 @@ from twinkle.model.megatron.masters import Masters
 from twinkle.model.megatron.optimizer import megatron_optimizer
 from twinkle.model.megatron.pipeline import Pipeline
 from twinkle.model.megatron.scheduler import OptimizerParamScheduler
-from twinkle.model.megatron.settings import distributes_optimizer
 from twinkle.model.megatron.training_files import (
     load_open_window,
     load_optimizer_state,

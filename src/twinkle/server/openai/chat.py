@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import InvalidInput
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.pictures import PictureLimits
-from twinkle.server.admission.pictures import picture_rules
-from twinkle.server.answering.written_parts import answer_in_parts
+from twinkle.server.admission.offers import picture_rules
+from twinkle.server.answering.results import answer_in_parts
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
-from twinkle.server.answering.written_parts import answer_in_parts
+from twinkle.server.answering.results import answer_in_parts
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,

@@ -25,7 +25,7 @@ from twinkle.core.errors import (
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
 from twinkle.scheduler.token_stream import ListenedSample, Listener, SampledInput
-from twinkle.server.admission.largest import size_of
+from twinkle.server.admission.offers import size_of
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.receiving.request_metadata import SESSION_HEADER, idempotency_key, priority_of

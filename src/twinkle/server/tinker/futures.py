@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import Expired, NotFound, Overloaded, StorageUnavailable
 from twinkle.core.operation import FutureStatus, OperationKind, Payload
-from twinkle.server.answering.results import result_response
-from twinkle.server.answering.written_parts import answer_in_parts
+from twinkle.server.answering.results import answer_in_parts, result_response
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Artifacts, Common, Queue, Tenant

@@ -12,9 +12,7 @@ from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
-from twinkle.server.admission.largest import check_sample
-from twinkle.server.admission.offers import refuse_whole_model
-from twinkle.server.admission.pictures import count_sample
+from twinkle.server.admission.offers import check_sample, count_sample, refuse_whole_model
 from twinkle.server.openapi import described
 from twinkle.server.receiving.request_metadata import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant

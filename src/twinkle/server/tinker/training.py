@@ -19,8 +19,7 @@ from twinkle.core.errors import InvalidInput, NotFound, TooLarge, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits, PictureRules
-from twinkle.server.admission.offers import why_no_embeddings, why_no_own_samples
-from twinkle.server.admission.pictures import capabilities_of_run
+from twinkle.server.admission.offers import capabilities_of_run, why_no_embeddings, why_no_own_samples
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.receiving.body import Body

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Path, Request, Response
 from twinkle.core.adapter import WARNINGS, AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput, MeshUnavailable, NotFound
 from twinkle.core.operation import OperationKind, Payload, Unnumbered
-from twinkle.server.admission.offers import why_no_embeddings
-from twinkle.server.admission.pictures import capabilities_of_run
+from twinkle.server.admission.offers import capabilities_of_run, why_no_embeddings
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.receiving.request_metadata import HEADER, idempotency_key, priority_of

@@ -17,7 +17,7 @@ from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.data_format.media import with_pictures
 from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
 from twinkle.data_format.row_error import RowError
-from twinkle.server.admission.pictures import picture_rules
+from twinkle.server.admission.offers import picture_rules
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import PlacedPicture
 from twinkle.server.openai.pictures import place_pictures, read_pictures

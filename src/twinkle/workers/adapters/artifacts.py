@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic
+from types import ModuleType
+from typing import Any, Generic
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.core.file_names import ENCRYPTED_SUFFIX
 from twinkle.core.ids import new_id
 from twinkle.core.process.crash import crash_point
 from twinkle.storage.blobs import CHECKPOINTS, BlobStore, day_of
 from twinkle.storage.stores import Stores
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.jobs.export.age import encrypt_files
 from twinkle.workers.steps import Steps, Transfers
+
+_RECIPIENTS_FIELD = "age_encryption_recipients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +206,40 @@ class Artifacts(Generic[State]):
         return data
 
 
+def encrypt_files(files: dict[str, bytes], recipients: Sequence[str]) -> dict[str, bytes]:
+    """The same files, each readable by any of the recipients and named ``*.age`` (filippo.io/age).
+
+    That needs the optional package ``pyrage``.
+
+    Args:
+        files: Contents by name.
+        recipients: ``age1...`` keys, or SSH public keys.
+
+    Raises:
+        InvalidInput: A recipient is no such key, or this worker cannot encrypt.
+    """
+    if importlib.util.find_spec("pyrage") is None:
+        raise InvalidInput(
+            _RECIPIENTS_FIELD, "this server cannot encrypt (pyrage is not installed); save without recipients"
+        )
+    pyrage = importlib.import_module("pyrage")
+    keys = [_recipient(pyrage, text) for text in recipients]
+    return {f"{name}{ENCRYPTED_SUFFIX}": bytes(pyrage.encrypt(data, keys)) for name, data in files.items()}
+
+
 def _digests_of(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: file.sha256 for name, file in checkpoint.files.items()}
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _recipient(pyrage: ModuleType, text: str) -> Any:
+    kind = pyrage.ssh if text.startswith("ssh-") else pyrage.x25519
+    try:
+        return kind.Recipient.from_str(text)
+    except pyrage.RecipientError as error:
+        raise InvalidInput(
+            _RECIPIENTS_FIELD, f"{text[:80]!r} is neither an age1... key nor an SSH public key"
+        ) from error

@@ -16,8 +16,8 @@ from twinkle.wire.calls import Call
 from twinkle.wire.paths import OTHER_SCHEME, SCHEME
 from twinkle.workers.adapters.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.adapters.residents import Residents
-from twinkle.workers.answered import Answered, window_failed
 from twinkle.workers.beginnings import Beginnings
+from twinkle.workers.endings import Answered, window_failed
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.steps import Steps
 
