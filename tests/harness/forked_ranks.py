@@ -1,10 +1,10 @@
-"""The ranks of a training, forked from one process that has imported what all of them need.
+"""The ranks of a training script, forked from one process that has imported what all of them need.
 
-    run_script(SCRIPT, folder, {}, arguments=(NUM_RANKS, MODULE, ARGUMENT...))
+    python -m harness.forked_ranks NUM_RANKS MODULE ARGUMENT...
 
-Each calls ``MODULE.main()`` in the environment that torchrun would give it; importing our packages and Megatron is done
-once, and torch and transformers were there before (`harness.preloaded`). torchrun itself starts the scripts of the
-documents and of the cookbook.
+Each calls ``MODULE.main()`` in the environment that torchrun would give it; importing torch and transformers, which
+takes longer than a tiny model's training, is done once. torchrun itself starts the scripts of the cookbook and of the
+documents.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import traceback
 from collections.abc import Callable
 
 from harness.servers import free_port
-
-SCRIPT = "import sys\nfrom harness.forked_ranks import main\nsys.exit(main())\n"
 
 
 def main() -> int:
@@ -54,3 +52,7 @@ def _fork(script: Callable[[], None], rank: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

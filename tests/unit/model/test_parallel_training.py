@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import safetensors.torch
 import torch
 import transformers
 
-from harness import forked_ranks, parallel_training
+from harness import parallel_training
 from harness.families import FAMILIES, stir
 from harness.parallel_training import (
     EARLIER,
@@ -24,7 +26,6 @@ from harness.parallel_training import (
     model_of,
     train,
 )
-from harness.script_run import run_script
 from twinkle.core.errors import ConfigError
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
@@ -32,6 +33,7 @@ from twinkle.model import TransformersModel
 
 TEXTS = ["the quick brown fox jumps over the lazy dog, and the dog looks at the fox. " * 8]
 KINDS = {2: TWO_RANKS, 4: FOUR_RANKS, 8: EIGHT_RANKS}
+TESTS = Path(parallel_training.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +74,14 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         if num_ranks not in folders:
             earlier = folder(TWO_RANKS[0]).parent if num_ranks == 4 else Path(os.devnull)
             folders[num_ranks] = tmp_path_factory.mktemp("ranks")
-            places = (str(models_dir), str(folders[num_ranks]), str(earlier))
-            command = (str(num_ranks), parallel_training.__name__, *places, *kinds)
-            run_script(forked_ranks.SCRIPT, folders[num_ranks], {}, arguments=command, time_limit_s=400)
+            paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+            command = [sys.executable, "-m", "harness.forked_ranks", str(num_ranks), parallel_training.__name__]
+            subprocess.run(
+                [*command, str(models_dir), str(folders[num_ranks]), str(earlier), *kinds],
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                check=True,
+                timeout=400,
+            )
         return folders[num_ranks] / kind
 
     return folder

@@ -1,13 +1,16 @@
 """Megatron's layers in plain torch compute what transformers' do, alone and shared by ranks."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from harness import forked_ranks
-from harness.script_run import run_script
 from twinkle.core.process.requirements import requires
 
+TESTS = Path(__file__).parents[3]
 TOLERANCE = 1e-4
 """Of a value's largest entry: sums over tokens in another order, in float32."""
 MIXING = ("alone", "tp 2", "tp 2, sequence parallel", "cp 2")
@@ -24,8 +27,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     except ImportError:
         pytest.skip("needs the extra megatron")
     path = tmp_path_factory.mktemp("layers") / "found.json"
-    command = ("2", "harness.megatron_layers.layers", str(path))
-    run_script(forked_ranks.SCRIPT, path.parent, {}, arguments=command, time_limit_s=240)
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-m", "harness.forked_ranks", "2", "harness.megatron_layers.layers", str(path)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=240,
+    )
     result: Found = json.loads(path.read_text())
     return result
 

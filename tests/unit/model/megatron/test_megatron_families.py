@@ -1,6 +1,9 @@
 """Mixtures of experts, latent attention, delta nets and adapters by Megatron train as they do by transformers."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from harness import forked_ranks, megatron_families
+from harness import megatron_families
 from harness.megatron_families import (
     FOUR_RANKS,
     OTHER_AXES,
@@ -23,9 +26,9 @@ from harness.megatron_families import (
     scored,
     train,
 )
-from harness.script_run import run_script
 from twinkle.model import TransformersModel
 
+TESTS = Path(megatron_families.__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
 SOAK = (*FOUR_RANKS, *SOAKED, *OTHER_AXES)
 
@@ -51,9 +54,15 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         kinds = next(group for group in (TWO_RANKS, SOAKED, OTHER_AXES, FOUR_RANKS) if kind in group)
         if kinds not in folders:
             folders[kinds] = tmp_path_factory.mktemp("ranks")
+            paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             num_ranks = "4" if kinds is FOUR_RANKS else "2"
-            command = (num_ranks, megatron_families.__name__, str(models_dir), str(folders[kinds]), *kinds)
-            run_script(forked_ranks.SCRIPT, folders[kinds], {}, arguments=command, time_limit_s=560)
+            command = [sys.executable, "-m", "harness.forked_ranks", num_ranks, megatron_families.__name__]
+            subprocess.run(
+                [*command, str(models_dir), str(folders[kinds]), *kinds],
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                check=True,
+                timeout=560,
+            )
         return folders[kinds] / kind
 
     return folder

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +12,10 @@ import safetensors.torch
 import torch
 import transformers
 
-from harness import forked_ranks, megatron_training
+from harness import megatron_training
 from harness.megatron_training import EARLIER, HALF, KINDS, STEPS, make_model, scored, train
-from harness.script_run import run_script
 
+TESTS = Path(megatron_training.__file__).parents[1]
 LONG = "long"
 ALL = [
     pytest.param(kind, marks=pytest.mark.soak) if start.endswith(LONG) else kind
@@ -32,9 +34,15 @@ def trained(families_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
         if start not in folders:
             earlier = folder(EARLIER["qwen2 dp-tp"]).parent if start == "four" else Path(os.devnull)
             folders[start] = tmp_path_factory.mktemp("ranks")
-            places = (str(families_dir), str(folders[start]), str(earlier))
-            command = (str(num_ranks), megatron_training.__name__, *places, *kinds)
-            run_script(forked_ranks.SCRIPT, folders[start], {}, arguments=command, time_limit_s=280)
+            paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+            command = [sys.executable, "-m", "harness.forked_ranks", str(num_ranks), megatron_training.__name__]
+            places = [str(families_dir), str(folders[start]), str(earlier)]
+            subprocess.run(
+                [*command, *places, *kinds],
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                check=True,
+                timeout=280,
+            )
         return folders[start] / kind
 
     return folder
