@@ -111,7 +111,7 @@ def test_busy_tenants_differ_by_no_more_than_one_operation_of_each_and_one_step_
         assert apart <= allowed, (mesh.served, mesh.weights)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(_meshes())
 def test_nobody_starves_each_adapter_moves_on(mesh: _Mesh) -> None:
     for _ in range(_STEPS * 4):
