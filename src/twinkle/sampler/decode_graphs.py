@@ -253,8 +253,10 @@ class DecodeGraphs:
             return hidden_TH, self._remembering(decoded)
         self._met[shape] += 1
         found = otherwise()
-        if self._met[shape] > MET_BEFORE and len(self._passes) < MOST_RECORDS:
-            self._try_to_record(shape, decoded, stack, found[0])
+        is_due = self._met[shape] > MET_BEFORE and len(self._passes) < MOST_RECORDS
+        if is_due and not self._is_recorded(shape, decoded, stack, found[0]):
+            # What was run to be compared has written keys and values, over those of the pass.
+            return otherwise()
         return found
 
     def _remembering(self, decoded: DecodePass) -> Callable[[], None]:
@@ -274,7 +276,8 @@ class DecodeGraphs:
         rank = self._model.pool.padded_rank({segment.adapter for segment in decoded.segments})
         return Shape(_padded(len(decoded.pieces)), _padded(most), rank, decoded.positions.shape[:-1])
 
-    def _try_to_record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> None:
+    def _is_recorded(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> bool:
+        """Whether there is a record now that gives these hidden states; says why not."""
         reason = None
         try:
             reason = self._record(shape, decoded, stack, right_TH)
@@ -283,6 +286,7 @@ class DecodeGraphs:
             self.clear()
             self._passes_to_wait = PASSES_WITHOUT
             _log.info("sampler.no_memory_to_record", rows=shape.num_rows, next="passes are launched kernel by kernel")
+            return False
         except Exception as error:  # noqa: BLE001 - models are of many classes, and what cannot be recorded is of any type
             reason = str(error).partition("\n")[0]
             self._num_wrong = MOST_WRONG
@@ -296,6 +300,7 @@ class DecodeGraphs:
                 reason=reason,
                 next="passes are launched kernel by kernel, slower for small models",
             )
+        return reason is None
 
     def _record(self, shape: Shape, decoded: DecodePass, stack: Stack | None, right_TH: torch.Tensor) -> str | None:
         """Why a record is not right, if it is not."""

@@ -30,6 +30,7 @@ from twinkle.module import lora_tables, paged_varlen, varlen
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler, decode_graphs, paged_attention
 from twinkle.sampler.cache_kinds import PagedCaches
+from twinkle.sampler.pages import PagePool
 
 from .conftest import PAGE_TOKENS, run_to_end
 from .test_sampler_invariance import bits_of
@@ -298,6 +299,31 @@ def test_a_record_that_is_wrong_is_never_used(
     assert stale.num_records == 1
     told = [line for line in logs if line["event"] == "sampler.cannot_record"]
     assert len(told) == 1 and "off by" in told[0]["reason"]
+
+
+class Scribbling(CountedRecorder):
+    """What it has recorded writes other keys and values."""
+
+    def record(self, run: Any) -> Any:
+        write = PagePool.write
+
+        def scribbled() -> torch.Tensor:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PagePool, "write", lambda pool, layer, kv, slots: write(pool, layer, 3 * kv, slots))
+                found: torch.Tensor = run()
+            return found
+
+        return super().record(scribbled)
+
+
+def test_what_a_wrong_record_has_written_is_written_over(
+    model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scribbling = Scribbling()
+    monkeypatch.setattr(decode_graphs, "recorder_for", lambda device: scribbling)
+    expected = drawn(sampler_of(model, graphs=False), mixed(adapters))
+    assert drawn(sampler_of(model), mixed(adapters)) == expected
+    assert scribbling.num_runs == 1
 
 
 def test_a_record_that_was_wrong_is_tried_again_but_not_for_ever(
