@@ -281,7 +281,7 @@ class LoraPool:
         assert self._in_place is not None
         return self._in_place.padded_rank([adapter for adapter in adapters if adapter is not None])
 
-    def fixed_route(self, num_rows: int, segments: Sequence[Segment], stack: Stack | None) -> FixedRoute:
+    def fixed_route(self, num_rows: int, rank: int, segments: Sequence[Segment], stack: Stack | None) -> FixedRoute:
         """The route of passes without gradients that are one record; only where ``can_be_recorded``.
 
         Their owners may be others than those of ``segments``, but for the padded rank and the stack of experts.
@@ -289,7 +289,6 @@ class LoraPool:
         assert self._in_place is not None
         groups = groups_of(segments, segments[-1].end)
         experts = FixedExpertRoute(num_rows, groups, stack, self._device) if self._has_experts else None
-        rank = self.padded_rank({segment.adapter for segment in segments})
         return self._in_place.fixed_route(num_rows, rank, experts)
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from twinkle.core.process.events import event_log
-from twinkle.infra.recorded import Recorder, Run, recorder_for
+from twinkle.infra.recorded import Recorder, recorder_for
 from twinkle.infra.sending import FixedParcel
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import SequenceRecords
@@ -123,7 +123,7 @@ class FixedPages:
 
 
 class _RecordedPass:
-    """A record and the tensors that it reads."""
+    """A record and the tensors that it reads. It is made for rows of nobody: nothing of a real pass is in it."""
 
     def __init__(
         self,
@@ -133,11 +133,11 @@ class _RecordedPass:
         spare: Page,
         route: FixedRoute,
         buffers: StateBuffers | None,
+        recorder: Recorder,
     ) -> None:
-        self._shape, self._model, self._pool, self._spare, self._route = shape, model, pool, spare, route
-        self._buffers = buffers
+        self._shape, self._pool, self._spare, self._route, self._buffers = shape, pool, spare, route, buffers
         num_rows = shape.num_rows
-        self._token_ids_N = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
+        self._token_ids_N = token_ids_N = torch.zeros(num_rows, dtype=torch.int64, device=model.device)
         self._parcel = FixedParcel(
             [
                 ((*shape.axes, num_rows), torch.int64),
@@ -147,24 +147,15 @@ class _RecordedPass:
             ],
             model.device,
         )
-        self._again: Run | None = None
-        self._attention: FixedPages | None = None
-
-    def record(self, recorder: Recorder) -> None:
-        """Record it for rows that all are nobody's, so that nothing of a real pass is in it."""
         self._tell(self._blank(), [])
         positions, slots_N, used_N, table_NM = self._parcel.tensors
-        num_rows = self._shape.num_rows
-        states = PackedStates([]) if self._buffers is None else FixedStates(self._buffers, num_rows)
+        states = PackedStates([]) if buffers is None else FixedStates(buffers, num_rows)
         # It is kept, as what it has sent once is read by every run.
-        attention = self._attention = FixedPages(self._pool, states, slots_N, used_N, table_NM)
-        self._again = recorder.record(
-            lambda: self._model.run_packed(self._token_ids_N, positions, self._route, attention)
-        )
+        self._attention = attention = FixedPages(pool, states, slots_N, used_N, table_NM)
+        self._again = recorder.record(lambda: model.run_packed(token_ids_N, positions, route, attention))
 
     def run(self, decoded: DecodePass) -> torch.Tensor:
         """Returns the hidden states [T, H], which are there until another record is run."""
-        assert self._again is not None
         if self._buffers is not None:
             self._buffers.put(decoded.pieces)
         pieces, page_tokens = decoded.pieces, self._pool.page_tokens
@@ -314,7 +305,7 @@ class DecodeGraphs:
                 self._pool.drop_spare(spare)
                 raise
             self._spare, self._tensor_epoch = spare, self._pool.tensor_epoch
-        route = self._model.pool.fixed_route(shape.num_rows, decoded.segments, stack)
+        route = self._model.pool.fixed_route(shape.num_rows, shape.rank, decoded.segments, stack)
         if self._model.remembers and (self._buffers is None or self._buffers.num_rows < shape.num_rows):
             # The other records read the old ones.
             self._passes.clear()
@@ -324,8 +315,7 @@ class DecodeGraphs:
             if num_bytes > self._model.memory.room_for_guests * PART:
                 raise torch.OutOfMemoryError(f"{num_bytes} bytes for states")
             self._buffers = StateBuffers(decoded.pieces[0].cache.states, shape.num_rows)
-        made = _RecordedPass(shape, self._model, self._pool, spare, route, self._buffers)
-        made.record(self._recorder)
+        made = _RecordedPass(shape, self._model, self._pool, spare, route, self._buffers, self._recorder)
         error = relative_error(made.run(decoded), right_TH)
         if not error < TOLERANCE:
             return f"its hidden states are off by {error:.2g}"
