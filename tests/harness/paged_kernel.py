@@ -9,8 +9,6 @@ from itertools import pairwise
 
 import torch
 
-from harness.recorded import as_one
-from twinkle.module.paged_decode import DecodeKernel
 from twinkle.module.paged_varlen import PagedKernel
 from twinkle.module.scaled_attention import AttentionForm, attend
 
@@ -73,48 +71,3 @@ class PagedFunction:
 def paged_kernel() -> PagedKernel:
     """One that counts from zero."""
     return PagedKernel(PagedFunction(), wants_ends=False)
-
-
-class SingleKernel(DecodeKernel):
-    """A stand-in for our own kernel, of single queries: in every form but chunks, with the bits of attention alone."""
-
-    def __init__(self) -> None:
-        super().__init__(kernels=None)
-        object.__setattr__(self, "num_calls", 0)
-
-    def attend(
-        self,
-        query_SHD: torch.Tensor,
-        key_NPGD: torch.Tensor,
-        value_NPGD: torch.Tensor,
-        *,
-        used_S: torch.Tensor,
-        table_SM: torch.Tensor,
-        form: AttentionForm,
-    ) -> torch.Tensor:
-        """The attended values [1, S, H, D]; zeros of no keys."""
-        object.__setattr__(self, "num_calls", self.num_calls + 1)
-        assert used_S.dtype == table_SM.dtype == torch.int32 and form.chunk is None
-        return as_one(_attend_single, query_SHD, key_NPGD, value_NPGD, used_S, table_SM, form)
-
-
-def _attend_single(
-    query_SHD: torch.Tensor,
-    key_NPGD: torch.Tensor,
-    value_NPGD: torch.Tensor,
-    used_S: torch.Tensor,
-    table_SM: torch.Tensor,
-    form: AttentionForm,
-) -> torch.Tensor:
-    page_tokens, num_groups = key_NPGD.shape[1:3]
-    attended = torch.zeros_like(query_SHD)
-    for row, used in enumerate(used_S.numpy().tolist()):
-        if used:
-            pages = table_SM[row, : -(-used // page_tokens)]
-            first = form.first_key(used - 1)
-            keys, values = (
-                side[pages].flatten(0, 1)[first:used].transpose(0, 1)[None] for side in (key_NPGD, value_NPGD)
-            )
-            grouped = query_SHD[row].reshape(1, num_groups, -1, query_SHD.shape[2])
-            attended[row] = attend(grouped, keys, values, form=form).transpose(1, 2).reshape(attended[row].shape)
-    return attended[None]

@@ -49,7 +49,7 @@ def run_preloaded(
     order = {"script": str(script), "arguments": list(arguments), "folder": str(folder), "output": str(output)}
     order |= {"environment": dict(environment)}
     assert process.stdin is not None and process.stdout is not None
-    print(json.dumps({"orders": [order], "timeout_s": timeout_s}), file=process.stdin, flush=True)
+    print(json.dumps({"order": order, "timeout_s": timeout_s}), file=process.stdin, flush=True)
     code = json.loads(process.stdout.readline() or '"the process that forks scripts has ended"')
     said = output.read_text(errors="replace")
     if code is None:

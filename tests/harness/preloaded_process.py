@@ -1,7 +1,7 @@
 """The process that `harness.preloaded` forks scripts from. It imports libraries, and nothing of ours.
 
-Each line of standard input orders processes, as JSON; the answer, a line each, is the exit code of the first that
-failed, or ``null`` where they took too long.
+Each line of standard input orders a process, as JSON; the answer, a line each, is its exit code, or ``null`` where it
+took too long.
 """
 
 from __future__ import annotations
@@ -39,43 +39,30 @@ def _serve() -> dict[str, Any] | None:
     """What to become in a process that was forked; ``None`` at the end."""
     for line in sys.stdin:
         told = json.loads(line)
-        running: set[int] = set()
-        for order in told["orders"]:
-            pid = os.fork()
-            if pid == 0:
-                return order
-            running.add(pid)
-        print(json.dumps(_end_of(running, told["timeout_s"])), flush=True)
+        pid = os.fork()
+        if pid == 0:
+            return told["order"]
+        print(json.dumps(_end_of(pid, told["timeout_s"])), flush=True)
     return None
 
 
-def _end_of(running: set[int], timeout_s: float) -> int | None:
-    """Wait for all, or end those that are left when one fails or the time is over."""
-    code: int | None = 0
+def _end_of(pid: int, timeout_s: float) -> int | None:
+    """Wait for it, or end it when the time is over."""
     signal.signal(signal.SIGALRM, _too_late)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    while running:
-        try:
-            pid, status = os.wait()
-        except TimeoutError:
-            code = None
-            _kill(running)
-            continue
-        running.discard(pid)
-        if code == 0 and status != 0:
-            code = os.waitstatus_to_exitcode(status)
-            _kill(running)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return code
+    try:
+        _, status = os.waitpid(pid, 0)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _too_late(*_: object) -> None:
     raise TimeoutError
-
-
-def _kill(processes: set[int]) -> None:
-    for pid in processes:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _become(order: dict[str, Any]) -> None:
@@ -87,7 +74,6 @@ def _become(order: dict[str, Any]) -> None:
     os.chdir(order["folder"])
     sys.argv = [order["script"], *order["arguments"]]
     sys.path.insert(0, os.path.dirname(os.path.abspath(order["script"])))
-    # Several append to one file.
     output = os.open(order["output"], os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

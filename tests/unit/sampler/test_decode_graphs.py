@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from harness.families import FAMILIES, stir
 from harness.lora_kernels import LoraKernels
-from harness.paged_kernel import SingleKernel
+from harness.paged_decode_kernels import decode_kernel
 from harness.pictures import save_picture_model
 from harness.recorded import CountedRecorder
 from twinkle.core.errors import UserError
@@ -28,6 +28,7 @@ from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module import lora_tables, paged_varlen, varlen
 from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.module.paged_decode import DecodeKernel
 from twinkle.sampler import SampleRequest, SteppedTorchSampler, decode_graphs, paged_attention
 from twinkle.sampler.cache_kinds import PagedCaches
 from twinkle.sampler.pages import PagePool
@@ -49,9 +50,9 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def recorder(patch: pytest.MonkeyPatch) -> CountedRecorder:
     """Of all samplers of this module, as on a device with graphs and with kernels of our own."""
     recorder = CountedRecorder()
-    kernel = SingleKernel()
+    kernel = decode_kernel()
 
-    def decode_kernel_for(query: torch.Tensor, key: torch.Tensor, form: Any) -> SingleKernel | None:
+    def decode_kernel_for(query: torch.Tensor, key: torch.Tensor, form: Any) -> DecodeKernel | None:
         return kernel if form.chunk is None else None
 
     patch.setattr("twinkle.module.lora.kernels_for", lambda device_type, dtype: LoraKernels())
@@ -401,9 +402,9 @@ def test_positions_that_the_host_looks_at_are_not_recorded(
 def test_a_layer_that_no_kernel_of_ours_knows_is_told_once(
     model: FusedLoraModel, adapters: list[LoraAdapter], recorder: CountedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = drawn(sampler_of(model, graphs=False), mixed(adapters))
     for module in (decode_graphs, paged_attention):
         monkeypatch.setattr(module, "decode_kernel_for", lambda query, key, form: None)
+    expected = drawn(sampler_of(model, graphs=False), mixed(adapters))
     with capture_logs() as logs:
         assert drawn(sampler_of(model), mixed(adapters)) == expected
     told = [line["reason"] for line in logs if line["event"] == "sampler.cannot_record"]
